@@ -2,13 +2,26 @@
 
 import asyncio
 import time
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 from orders import CHEAP, Order, Priced, Total
 
-from exactlyonce import AvroCodec, Count, Enriched, Hopping, Pipeline, ProtobufCodec, Session, Tumbling, Windowed
+from exactlyonce import (
+    AvroCodec,
+    Count,
+    Emit,
+    Enriched,
+    Hopping,
+    Pipeline,
+    ProtobufCodec,
+    Session,
+    Timers,
+    Tumbling,
+    Windowed,
+)
 from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
@@ -210,6 +223,31 @@ def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
         odds = orders.filter(lambda order: order.id % 2 == 1).key_by(lambda order: order.id // 2)
         results = evens.join("joined", odds, within=("-2s", "2s"))
     results.sink("out", KafkaSink(sink, key=lambda joined: joined.key))
+    return pipeline
+
+
+class Quiet:
+    """Tells of a customer with no order for a second."""
+
+    def on_record(self, key: str, latest: int | None, order: Order, timers: Timers, emit: Emit[Total]) -> int:
+        timers.event.set(event_ms(order) + 1_000)
+        return max(latest or 0, event_ms(order))
+
+    def on_time(self, key: str, latest: int | None, at: datetime, timers: Timers, emit: Emit[Total]) -> int | None:
+        if latest is not None and timers.event.now_ms == latest + 1_000:
+            emit(Total(key, latest, 0))
+        return latest
+
+
+def paired(name: str, source: str, sink: str) -> Pipeline:
+    """Orders joined with their partners, as `joined` does, and customers without an order for a second by timers."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    evens = orders.filter(lambda order: order.id % 2 == 0).key_by(lambda order: order.id // 2)
+    odds = orders.filter(lambda order: order.id % 2 == 1).key_by(lambda order: order.id // 2)
+    evens.join("joined", odds, within=("-2s", "2s")).sink("out", KafkaSink(sink, key=lambda joined: joined.key))
+    quiet = orders.key_by(lambda order: order.customer).process("quiet", Quiet)
+    quiet.sink("quiet-out", KafkaSink(sink, key=lambda total: total.customer))
     return pipeline
 
 

@@ -48,7 +48,7 @@ class _Clients:
 
     clock = SystemClock()
 
-    def producers(self, topic: str) -> Any:
+    def producers(self, topic: str, partitioner: str | None) -> Any:
         raise AssertionError(topic)
 
 

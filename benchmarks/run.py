@@ -28,6 +28,7 @@ import memory
 import monitoring
 import overtaking
 import parquet_files
+import scarce
 import spark_audit
 import spark_backfill
 import spark_follow
@@ -58,6 +59,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
     "unaligned": overtaking.scenario,
+    "scarce": scarce.scenario,
     "liveness": liveness.scenario,
     "monitoring": monitoring.scenario,
     "checkpoints": keyed_state.checkpoints,

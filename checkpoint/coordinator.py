@@ -88,6 +88,10 @@ class Coordinator:
         self._checkpoint_latest = 0
         self._next_trigger_ms = 0
         self._next_declined_note_ms = 0
+        self.timeout_ms = settings.timeout_ms
+        """The timeout of the next checkpoint. A late one doubles it; a completed one that took less than half ends
+        that."""
+        self._timeout_max_ms = settings.timeout_ms
         self._savepoints = SavepointRequests()
         self._ending = Ending()
         self._aborted: list[tuple[int, AbortedCheckpoint]] = []
@@ -111,7 +115,7 @@ class Coordinator:
     @property
     def wake_ms(self) -> int:
         """When the next `Tick` is due, if nothing else happens."""
-        due = [plan.triggered_ms + self.settings.timeout_ms for plan in self.attempt.awaited]
+        due = [plan.triggered_ms + plan.timeout_ms for plan in self.attempt.awaited]
         due += [self.attempt.ready_by_ms] if self.state is JobState.DEPLOYING else []
         return min([*due, self._next_trigger_ms] if self._may_trigger else due, default=NEVER_MS)
 
@@ -123,7 +127,8 @@ class Coordinator:
             case Tick():
                 effects = self._unready(event, now_ms) or self._late(event, now_ms) or self._starved(event, now_ms)
                 effects += self._hold(now_ms)
-            case events.Recovered(manifest):
+            case events.Recovered(manifest, transaction_timeout_ms):
+                self._timeout_max_ms = self.settings.timeout_max_ms(transaction_timeout_ms)
                 effects = self._recovered(manifest, now_ms)
             case events.Deployed():
                 effects = self._deployed(now_ms)
@@ -247,7 +252,8 @@ class Coordinator:
         self._checkpoint_latest += 1
         plan = PendingCheckpoint(
             checkpoint=self._checkpoint_latest, base=base, previous=in_flight[-1].checkpoint if in_flight else base,
-            final=self._final, triggered_ms=now_ms, attempt=self.attempt.number, requests=self._unserved,
+            final=self._final, triggered_ms=now_ms, timeout_ms=self.timeout_ms, attempt=self.attempt.number,
+            requests=self._unserved,
         )  # fmt: skip
         in_flight.append(plan)
         self._next_trigger_ms = now_ms + self.settings.interval_ms
@@ -315,18 +321,19 @@ class Coordinator:
 
         A late ordinary checkpoint is a failure; beyond `tolerable_failed` the job restarts. A late savepoint is none,
         unless the job ends with it, but its workers are replaced at once: what they still write for it would make the
-        next checkpoints late.
+        next checkpoints late. Whatever comes next has twice the time, for the same try would be late again.
         """
-        timeout_ms = self.settings.timeout_ms
-        late = [plan for plan in self.attempt.awaited if now_ms >= plan.triggered_ms + timeout_ms]
+        late = [plan for plan in self.attempt.awaited if now_ms >= plan.triggered_ms + plan.timeout_ms]
         if not late:
             return []
+        timeout_ms = max(plan.timeout_ms for plan in late)
         no_room = self._waits_for_room(tick)
         names = ", ".join(str(plan.checkpoint) for plan in late)
         why = _because("; ".join(filter(None, (tick.hanging, tick.slow))))
         reason = f"checkpoint {names} was not acknowledged within {timeout_ms} ms{why}"
         self._abort(late, reason, now_ms, failed=not no_room)
         self._next_trigger_ms = now_ms + self.settings.min_pause_ms
+        self.timeout_ms = max(self.timeout_ms, min(2 * timeout_ms, self._timeout_max_ms))
         carried = "its output is carried by the next one"
         if no_room:
             return [events.Note(f"{reason}; aborted, {carried}, which waits for room on a worker's disk")]
@@ -335,6 +342,7 @@ class Coordinator:
         timeout = setting("checkpoint_timeout")
         longer = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {timeout}"
         hint = longer if savepoint else ""
+        hint += f". The next one may take {self.timeout_ms} ms" if self.timeout_ms > timeout_ms else ""
         failure = Failed(reason, counts=ends or not savepoint)
         self.attempt.failed_in_row += len(late)
         if failure.counts and self.attempt.failed_in_row <= self.settings.tolerable_failed:
@@ -347,17 +355,17 @@ class Coordinator:
 
     def _starved(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Restart when no checkpoint can be triggered: a sink gets no producer ready, or a worker hangs."""
-        late = now_ms >= self._next_trigger_ms + self.settings.timeout_ms
+        late = now_ms >= self._next_trigger_ms + self.timeout_ms
         stuck = self.state is JobState.RUNNING and not self.attempt.in_flight and not self._may_trigger
         # Declined checkpoints have flushed so much that a sink has too few transactional ids for another one.
         spent = self.attempt.undecided.transactions_max() > self.settings.slots - self._producers_needed
         if not stuck or not (late or spent) or self._waits_for_room(tick):
             return []
-        since = "after so many declined checkpoints" if spent else f"for {self.settings.timeout_ms} ms"
+        since = "after so many declined checkpoints" if spent else f"for {self.timeout_ms} ms"
         waiting = ", ".join(f"sink {sink} subtask {index}" for sink, index in self.attempt.lacking(self.sinks, 2))
         reason = f"no producer was ready {since} at {waiting}"
         if tick.hanging:
-            reason = f"no checkpoint could be triggered for {self.settings.timeout_ms} ms: {tick.hanging}"
+            reason = f"no checkpoint could be triggered for {self.timeout_ms} ms: {tick.hanging}"
         return self._failed(Failed(reason, counts=not spent), now_ms)
 
     def _acknowledged(self, ack: Ack, now_ms: int) -> list[Effect]:
@@ -371,6 +379,7 @@ class Coordinator:
         if ack.declined:
             return self._declined(plan, ack.declined, now_ms)
         plan.acks[subtask], plan.acked_ms[subtask] = ack, now_ms - plan.triggered_ms
+        plan.final = plan.final and not ack.goes_on
         if plan.acks.keys() == self.subtasks:
             plan.move(CheckpointState.ACKNOWLEDGED)
         return self._decide(now_ms)
@@ -443,12 +452,15 @@ class Coordinator:
         attempt = self.attempt
         attempt.undecided.completed(plan.checkpoint)
         attempt.failed_in_row = 0
+        self.timeout_ms = max(self.settings.timeout_ms, min(self.timeout_ms, 2 * max(plan.acked_ms.values())))
         paused_ms = now_ms + self.settings.min_pause_ms
         self._next_trigger_ms = paused_ms if self._unserved else max(self._next_trigger_ms, paused_ms)
         if attempt.read_by is not None and plan.checkpoint > attempt.read_by and not attempt.drained:
             attempt.drained = not manifest.channel_logs
             look_again_ms = max(paused_ms, now_ms + DRAINED_LOOK_INTERVAL_MS)
             self._next_trigger_ms = now_ms if attempt.drained else min(self._next_trigger_ms, look_again_ms)
+        elif self._final and not plan.final:  # what is due at the end goes on
+            self._next_trigger_ms = min(self._next_trigger_ms, max(paused_ms, now_ms + DRAINED_LOOK_INTERVAL_MS))
         self.restart.completed(now_ms)
 
     def _after_decision(self, now_ms: int) -> list[Effect]:

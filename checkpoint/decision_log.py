@@ -29,7 +29,7 @@ from exactlyonce.checkpoint.records.encoding import (
     encode_in_parts,
 )
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest, StoredBlock
+from exactlyonce.checkpoint.records.manifest import BlockRef, Failure, Incarnation, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import tombstones
@@ -262,14 +262,20 @@ class DecisionLog:
         return (yield from self._append(self._admitted(records, manifests_dropped, blocks_dropped)))
 
     def heartbeat(
-        self, fenced_below: int | None = None, *, ended: bool = False, cancelled: str = "", condemned: bool = False
+        self,
+        fenced_below: int | None = None,
+        *,
+        ended: bool = False,
+        cancelled: str = "",
+        condemned: bool = False,
+        failed: Failure | None = None,
     ) -> Procedure[Outcome]:
         """Write this incarnation's record again; the arguments are its fields."""
         require(self._incarnation is not None, "An incarnation must have begun")
         below = self.incarnation.fenced_below if fenced_below is None else fenced_below
         beat = msgspec.structs.replace(
             self.incarnation, heartbeat_ms=self._clock.now_ms(), fenced_below=below, ended=ended, cancelled=cancelled,
-            condemned=condemned,
+            condemned=condemned, **(failed._asdict() if failed is not None else {}),
         )  # fmt: skip
         return (yield from self._append(self._staged([beat], [], [])))
 

@@ -32,6 +32,15 @@ class OperatorAck(msgspec.Struct, frozen=True):
     state_bytes: int
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """The late records of one operator in one subtask that no output gets, since the attempt began."""
+
+    operator: str
+    records: int
+    came: int
+    """All records that have come to it."""
+
+
 class Phases(msgspec.Struct, frozen=True):
     """The phases of a subtask's part of a checkpoint in their order, from its first barrier on, in ms."""
 
@@ -71,6 +80,10 @@ class Ack(msgspec.Struct, frozen=True):
     """Why the subtask has no snapshot: the checkpoint is aborted, and the rest of this acknowledgement carried on."""
     phases: Phases | None = None
     """None: not timed."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Of each operator with event time, at the barrier."""
+    goes_on: bool = False
+    """Whether results are due, where the input has ended, that this checkpoint does not have: it is not the last."""
 
     def stats(self, after_ms: int | None) -> SubtaskStats:
         """Its figures; it came *after_ms* after the trigger, None: not known."""
@@ -111,6 +124,8 @@ class Recovered(msgspec.Struct, frozen=True):
     """The highest checkpoint is finalized and older transactions are fenced: the job may start from *manifest*."""
 
     manifest: Manifest
+    transaction_timeout_ms: int
+    """The broker ends a transaction that is open longer."""
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -254,6 +269,8 @@ class PendingCheckpoint:
     final: bool
     triggered_ms: int
     attempt: int
+    timeout_ms: int = 0
+    """The coordinator's, from its trigger to the last acknowledgement."""
     deciding_since_ms: int = 0
     requests: tuple[str, ...] = ()
     """The requests that this savepoint serves; empty: it is none."""

@@ -9,8 +9,11 @@ by one. For one thread at a time, except `acknowledged`, which hands over to `de
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -27,8 +30,11 @@ from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    INITIAL,
+    LATE_BELOW_LATEST,
     RESTORED,
     SAVEPOINT,
+    Failure,
     Incarnation,
     Manifest,
     Restored,
@@ -36,11 +42,23 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.records.stats import CheckpointStats
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
-from exactlyonce.checkpoint.requests import Outputs, Procedure, R
+from exactlyonce.checkpoint.requests import Outputs, Procedure, R, relayed
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
+from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, RecordError, Undetermined
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    Fenced,
+    Halt,
+    InvariantViolation,
+    Outdated,
+    RecordError,
+    StoreUnavailable,
+    Unavailable,
+    Undetermined,
+)
+from exactlyonce.pipeline.names import setting
 
 UPKEEP_INTERVAL_S = 10.0
 """Between two calls of `upkeep`; `history.SILENCE_MS` is three times as long."""
@@ -48,7 +66,74 @@ WATCH_INTERVAL_MS = 60_000
 HEARTBEAT_PAUSE_MS = 200
 """Before a refused heartbeat is tried again."""
 
+LATE_MIN = 100
+"""So many late records are the fewest that may stop a job."""
+LATE_SPAN = 10_000
+"""So many records of an operator, at most, stand for all that came before a checkpoint."""
+UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, Outdated, InvariantViolation)
+"""Errors that do not end a pipeline, or after which this incarnation may not act: `Leader.fail` is not for them."""
+
 Verdict = Decided | Refuse | Unresolved
+
+
+class LateRecords:
+    """The late records that each operator left out, as a share of its latest records.
+
+    All records before a checkpoint count as `LATE_SPAN` at most, so that the share is one of the latest also after
+    months. Below `LATE_MIN` late records no share is too large.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._before: dict[str, tuple[int, int]] = {}
+        """By operator, those left out and all, as acknowledged for the newest decided checkpoint of this attempt."""
+        self._lately: dict[str, tuple[int, int]] = {}
+        """Likewise, of the latest records up to that checkpoint: `LATE_SPAN` of all at most."""
+
+    def begin_attempt(self) -> None:
+        """Workers count from 0 again."""
+        self._before = {}
+
+    def check(self, plan: PendingCheckpoint) -> None:
+        """Raise RecordError if an operator would have left out more than the share with *plan*."""
+        for operator, (late, came) in self._with(self._counts(plan)).items():
+            if late >= LATE_MIN and late > self._share * came:
+                raise RecordError(
+                    f"Operator {operator!r} leaves out {late:,} of its latest {came:,} records, since they are late: "
+                    f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
+                    f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
+                    f"them, and name some. If records of a partition are out of order, as those of several producers, "
+                    f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
+                    f"partitions were silent for longer than idle=, raise that. Give the operator late= to keep such "
+                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
+                    f"docs/event-time.md.",
+                    operator=operator,
+                )
+
+    def decided(self, plan: PendingCheckpoint) -> None:
+        """The records of *plan* count as decided."""
+        counts = self._counts(plan)
+        self._lately = {
+            operator: (late, came) if came < LATE_SPAN else (late * LATE_SPAN // came, LATE_SPAN)
+            for operator, (late, came) in self._with(counts).items()
+        }
+        self._before = counts
+
+    def _counts(self, plan: PendingCheckpoint) -> dict[str, tuple[int, int]]:
+        late, came = Counter[str](), Counter[str]()
+        for left_out in chain.from_iterable(ack.left_out for ack in plan.acks.values()):
+            late[left_out.operator] += left_out.records
+            came[left_out.operator] += left_out.came
+        return {operator: (late[operator], came[operator]) for operator in came}
+
+    def _with(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """By operator, those of late and those at the barriers that gave *counts*."""
+        nothing, sums = (0, 0), dict[str, tuple[int, int]]()
+        for operator, (late, came) in counts.items():
+            late_before, came_before = self._before.get(operator, nothing)
+            late_lately, came_lately = self._lately.get(operator, nothing)
+            sums[operator] = late_lately + late - late_before, came_lately + came - came_before
+        return sums
 
 
 class Leader:
@@ -64,6 +149,7 @@ class Leader:
         self._noted_ms = -NOTED_INTERVAL_MS
         self._arrived = deque[Ack]()
         """Acknowledgements from another thread that are not absorbed yet."""
+        self._late = LateRecords(config.max_late)
         self._written_bytes = dict[int, int]()
         """The bytes of blocks by checkpoint, since the last decided one."""
         self.transactions = TransactionCommits(
@@ -213,7 +299,7 @@ class Leader:
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
         self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
-        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind="initial")
+        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind=INITIAL)
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -287,6 +373,7 @@ class Leader:
         """
         yield from self._confirm_leading()
         self.attempt = attempt
+        self._late.begin_attempt()
         for protocol in self._protocols:
             protocol.begin_attempt(attempt)
         unfinished = self.log.history.unfinalized
@@ -362,7 +449,7 @@ class Leader:
                 expire=lambda manifest: self._expire(plan, manifest, pinned),
                 now_ms=self._clock.now_ms,
                 stats=lambda: _stats(plan),
-                checks=lambda: (self._check_topics(), self._check_blocks(plan), self._check_dead_letters(plan)),
+                checks=lambda: (self._check_topics(), self._check_blocks(plan), self._check_records(plan)),
             )
         )
         if isinstance(verdict, Decided):
@@ -384,6 +471,7 @@ class Leader:
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
         yield ask.GoOnFrom(verdict.manifest)
+        self._late.decided(plan)
         self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
             self._retain(plan, verdict.manifest)
@@ -406,9 +494,10 @@ class Leader:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
 
-    def _check_dead_letters(self, plan: PendingCheckpoint) -> Procedure[None]:
-        """Raise RecordError if the checkpoint has more dead letters than a limit allows."""
+    def _check_records(self, plan: PendingCheckpoint) -> Procedure[None]:
+        """Raise RecordError if more records were left out as late, or became dead letters, than a limit allows."""
         yield from ()
+        self._late.check(plan)
         if not self.config.dead_letter_limits:
             return
         previous = self.log.history.manifests.get(plan.previous)
@@ -443,6 +532,7 @@ class Leader:
         config, now_ms, sizes = self.config, self._clock.now_ms(), self._written_bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
+            rules=LATE_BELOW_LATEST,
             pipeline=config.pipeline,
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
@@ -515,6 +605,36 @@ class Leader:
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
             if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)
+
+    def fail(self, failed: Failure, deadline_ms: int) -> Procedure[None]:
+        """End this incarnation after a failure: note why, and abort its transactions that nothing has decided.
+
+        All workers are dead, and no decision is under way. After an append with an unknown outcome, or once another
+        instance leads, the first append raises: then nothing is aborted, for a decision may name any of it. Nothing
+        more is asked after *deadline_ms*, and a store that is away is not waited for.
+        """
+        self.log.append_timeout_ms = max(0, deadline_ms - self._clock.monotonic_ms())
+        self._require((yield from self.log.heartbeat(failed=failed)))
+        yield from relayed(self._abort_undecided(), partial(self._asked_in_time, deadline_ms))
+        self._require((yield from self.log.heartbeat(ended=True, failed=failed)))
+
+    def _abort_undecided(self) -> Procedure[None]:
+        unfinalized = self.log.history.unfinalized
+        self.attempt += 1
+        for protocol in self._protocols:
+            protocol.begin_attempt(self.attempt)
+        if unfinalized is not None:
+            repairs = self.log.history.repairs_of(unfinalized.checkpoint)
+            yield from self.transactions.sweep(Resolution(unfinalized, repairs, accept_loss=False).named)
+            return
+        self._stores.timeout_ms = 0
+        with suppress(StoreUnavailable):  # the next run cleans then
+            yield from self._clean()
+
+    def _asked_in_time(self, deadline_ms: int, request: ask.Request) -> Procedure[Any]:
+        if self._clock.monotonic_ms() >= deadline_ms:
+            raise BrokerUnavailable("The time to abort open transactions is over.")
+        return (yield request)
 
 
 def _stats(plan: PendingCheckpoint) -> bytes:

@@ -82,6 +82,8 @@ class LeaderConfig:
     bounded: bool = False
     dead_letter_limits: Mapping[str, DeadLetterLimits] = field(default_factory=dict)
     """By the id of the sink that dead letters go to."""
+    max_late: float = 1.0
+    """The largest share of its latest records that an operator may leave out as late; see `leader.LateRecords`."""
     restores: str = ""
     """The origin of the savepoint to continue from, unless it has done so already; empty: none."""
 

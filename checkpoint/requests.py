@@ -14,7 +14,7 @@ import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair, StoreCommittable, StoredBlock
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Output, Repair, StoreCommittable, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.transactions.broker_answers import Producer
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -206,7 +206,7 @@ class GoOnFrom(Request, frozen=True):
 
 
 class CreateOutputs(Request, frozen=True):
-    """-> None. Creates missing outputs; Halt if *newest* shows that they were written to."""
+    """-> None. Creates missing outputs; Halt if *newest* shows that they, or topics in their place, were written to."""
 
     newest: Manifest | None
 
@@ -217,8 +217,8 @@ class LookAtTopics(Request, frozen=True):
     newest: Manifest
 
 
-Outputs = tuple[tuple[str, str, int], ...]
-"""(sink id, topic, partitions) of every output."""
+Outputs = tuple[Output, ...]
+"""The topic of every sink that writes to one."""
 
 
 class KnownOutputs(Request, frozen=True):

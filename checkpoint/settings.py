@@ -1,7 +1,8 @@
 """The settings of checkpoints, named as Flink names them, and their demands on the broker.
 
 A transaction stays open from its first record until its checkpoint is decided, at worst through every tolerated failure
-and one restart. Its timeout must be longer than that, and no longer than the broker allows.
+and one restart. Its timeout must be longer than that, and no longer than the broker allows. Decisions have transactions
+of their own, whose timeout is no setting.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import TOPIC, storage_setting
+from exactlyonce.checkpoint.transactions.transactional_writer import DECISION_TIMEOUT_MS
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
@@ -120,13 +122,24 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
         """The longest that a transaction may have to stay open."""
         return (self.tolerable_failed + 1) * (self.interval_ms + self.timeout_ms) + self.restart_budget_ms
 
-    def transaction_timeout_for(self, broker_cap_ms: int) -> int:
+    def timeout_max_ms(self, transaction_timeout_ms: int) -> int:
+        """The longest timeout of a checkpoint with which no transaction may have to be open longer."""
+        tries_ms = transaction_timeout_ms - self.restart_budget_ms
+        return max(self.timeout_ms, tries_ms // (self.tolerable_failed + 1) - self.interval_ms)
+
+    def transaction_timeout_for(self, broker_cap_ms: int, *, decisions_ms: int = DECISION_TIMEOUT_MS) -> int:
         """The transaction timeout to use with a broker whose `transaction.max.timeout.ms` is *broker_cap_ms*.
 
         Raises ConfigError, with the settings to change, if the two do not go together.
         """
         chosen, needed = self.transaction_timeout_ms or broker_cap_ms, self.transaction_timeout_needed_ms
         own = setting("transaction_timeout")
+        if broker_cap_ms < decisions_ms:
+            raise ConfigError(
+                f"The broker ends transactions after {broker_cap_ms} ms (transaction.max.timeout.ms), but those of "
+                f"decisions may be open for {decisions_ms} ms, and those of sinks for {max(needed, chosen)} ms. Raise "
+                f"the broker's transaction.max.timeout.ms to {max(decisions_ms, needed, chosen)} ms or more."
+            )
         shown = [self._shown(name) for name in ("interval_ms", "timeout_ms", "tolerable_failed", "restart_budget_ms")]
         ways = f"Either lower one of these: {', '.join(shown)}; or raise "
         if chosen > broker_cap_ms:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
-from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.checkpoint.records.manifest import INITIAL, RESTORED, Incarnation
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 LED_LONG_MS = 60_000
@@ -28,12 +28,17 @@ class Awaited(NamedTuple):
 
     incarnation: Incarnation
     pause_ms: int | None
-    """Since it was first seen; None: a standby waits until it leads no more."""
+    """Since it was first seen, or since its failure; None: a standby waits until it leads no more."""
 
     def text(self, pipeline: str) -> str:
         """A line for people about a run of *pipeline* that waits."""
         who = self.incarnation
         other = f"incarnation {who.incarnation} of {pipeline} (process {who.process} on {who.host})"
+        if who.exit_code and self.pause_ms is not None:
+            return (
+                f"{other} {who.end} This run takes over in {self.pause_ms // 1000} s. If it fails likewise, the next "
+                f"standby waits longer."
+            )
         if self.pause_ms is None:
             return (
                 f"{other} leads: this run stands by. It takes over once that has ended, or has written no heartbeat "
@@ -68,15 +73,32 @@ def takeovers_in_a_row(history: History) -> int:
 
 def pause_ms(history: History) -> int:
     """How long the newest incarnation leads undisturbed: 0, or 1, 2, 4, ... 30 s in a row of takeovers."""
-    count = takeovers_in_a_row(history)
+    return _pause_ms(takeovers_in_a_row(history))
+
+
+def _pause_ms(count: int) -> int:
     return min(PAUSE_MAX_MS, PAUSE_MIN_MS << (count - 1)) if count else 0
+
+
+def failures_in_a_row(history: History) -> int:
+    """The number of failed incarnations up to the newest one, since one of them has decided a checkpoint."""
+    decided = {manifest.incarnation for manifest in history.retained if manifest.kind not in (INITIAL, RESTORED)}
+    count = 0
+    for number in sorted(history.incarnations, reverse=True):
+        if not history.incarnations[number].exit_code:
+            break
+        count += 1
+        if number in decided:
+            break
+    return count
 
 
 class Succession:
     """Watches the leader for one new run. For one thread at a time.
 
     A *standby* waits until nobody leads: the newest incarnation has ended, is known to be dead, or has written no
-    heartbeat for `SILENCE_MS`. Any other run waits at most `pause_ms`.
+    heartbeat for `SILENCE_MS`. After a failure it also waits for `pause_ms`, since the next one may meet the same
+    record. Any other run waits at most `pause_ms` for one that has taken over, and not at all after a failure.
     """
 
     def __init__(self, *, standby: bool, clock: Clock) -> None:
@@ -85,7 +107,8 @@ class Succession:
         """Why there is nobody to wait for, where people should know."""
         self._clock = clock
         self._incarnation = 0
-        """The leader that is watched, since `_since_ms`."""
+        """The leader that is watched, since `_since_ms`, or since it has failed then."""
+        self._exit_code = 0
         self._since_ms = 0
         self._heartbeat_ms = 0
         """The leader's last heartbeat; it has been silent for `_silent_ms`."""
@@ -100,22 +123,28 @@ class Succession:
             return None
         self._look_at(newest)
         if newest.ended:
-            self.reason = "has ended"
+            self.reason = newest.end
         elif is_known_dead(newest):
-            self.reason = "has died"
+            self.reason = newest.end if newest.exit_code else "has died"
         elif self._silent_ms >= SILENCE_MS:
             self.reason = f"has written no heartbeat for {SILENCE_MS // 1000} s"
         elif self.standby:
             return Awaited(newest, None)
-        elif self._clock.monotonic_ms() - self._since_ms < (pause := pause_ms(history)):
+        elif self._watched_ms < (pause := pause_ms(history)):
+            return Awaited(newest, pause)
+        if self.standby and newest.exit_code and self._watched_ms < (pause := _pause_ms(failures_in_a_row(history))):
             return Awaited(newest, pause)
         return None
+
+    @property
+    def _watched_ms(self) -> int:
+        return self._clock.monotonic_ms() - self._since_ms
 
     def _look_at(self, newest: Incarnation) -> None:
         now_ms = self._clock.monotonic_ms()
         is_another = newest.incarnation != self._incarnation
-        if is_another:
-            self._incarnation, self._since_ms = newest.incarnation, now_ms
+        if is_another or newest.exit_code != self._exit_code:
+            self._incarnation, self._exit_code, self._since_ms = newest.incarnation, newest.exit_code, now_ms
         if is_another or newest.heartbeat_ms != self._heartbeat_ms:
             self._heartbeat_ms, self._silent_ms = newest.heartbeat_ms, 0
         else:  # a look that took long met a broker that is away, for the leader as well

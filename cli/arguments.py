@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import is_reference
-from exactlyonce.pipeline.settings import COUNT, DURATION, FLAG, OTHER, SIZE, Declared, declared
+from exactlyonce.pipeline.settings import COUNT, DURATION, FLAG, OTHER, SHARE, SIZE, Declared, declared
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -31,7 +31,7 @@ _SECRET_VALUE = re.compile(r"@|://|\w{32}")
 """An address with a login, or a token."""
 _ALONE = ("-h", "--help", "--version")
 """Options without a command."""
-_METAVARS = {DURATION: "T", COUNT: "N", SIZE: "SIZE"}
+_METAVARS = {DURATION: "T", COUNT: "N", SIZE: "SIZE", SHARE: "SHARE"}
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 

@@ -41,11 +41,14 @@ from exactlyonce.cli.commands import (
     ui,
 )
 from exactlyonce.cli.lines import new_namespace, show_error
+from exactlyonce.engines.stop_signals import imports_were_stopped
 from exactlyonce.pipeline.errors import (
+    BEFORE_ANYTHING_RAN,
     INTERRUPTED,
     EndedAtOnce,
     ExactlyOnceError,
     InvariantViolation,
+    StoppedShort,
     UserError,
     UsersTraceback,
 )
@@ -79,6 +82,7 @@ exit codes:
   7  the outcome of a decision is unknown: run it again
   8  a broker answered with an unexpected error; the message names it
   9  stopped without a last checkpoint: nothing is lost, run it again
+  10 an audit or a diff had nothing to compare
   70 a defect of exactlyonce
   130 ended by Ctrl-C or SIGTERM: at once, by a second one, or before the end of
       --until latest; nothing is lost, run it again
@@ -143,6 +147,8 @@ def _run(argv: Sequence[str] | None) -> int:
     args = new_namespace()
     try:
         parser().parse_args(argv, args)
+        if imports_were_stopped():
+            raise StoppedShort(BEFORE_ANYTHING_RAN) if args.command is run.run else KeyboardInterrupt
         code: int = args.command(args)
     except EndedAtOnce as error:
         code = _failed(error, args)

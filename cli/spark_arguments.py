@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.submit import Executors
 
+NOTHING_COMPARED = 10
+"""The exit code of an audit or a diff that had nothing to compare."""
 AUTO, DRIVER, SPARK = "auto", "driver", "spark"
 DRIVER_RECORDS_MAX = 500_000
 """One process is done with so many records before Spark has started."""

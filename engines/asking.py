@@ -119,7 +119,7 @@ def ended_behind(history: History, since: int) -> Manifest | None:
     if newest is None or not newest.is_savepoint or newest.checkpoint != history.checkpoint_latest:
         return None
     ended = history.incarnations.get(newest.incarnation)
-    if ended is None or ended.incarnation < since or not ended.ended or ended.cancelled:
+    if ended is None or ended.incarnation < since or not ended.ended or ended.cancelled or ended.exit_code:
         return None
     return newest if newest.checkpoint in history.finalized else None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,8 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
         )
     file = read_file(given.get("config"))
     run = _fields(RunOptions, given, file.get("run", {}))
-    run["skip"] = _skips(run.get("skip", ()))
+    run["skip"] = tuple(map(record_place, _listed(run.get("skip", ()))))
+    run["accept_new_output"] = tuple(map(str, _listed(run.get("accept_new_output", ()))))
     return RunOptions(
         client=client_from(given, file),
         checkpoint=CheckpointSettings(**_fields(CheckpointSettings, given, file.get("checkpoint", {}))),
@@ -143,8 +144,9 @@ def absolute(place: str) -> str:
     return os.path.abspath(os.path.expanduser(place)) if place.startswith(("./", "../", "~/")) else place
 
 
-def _skips(given: Any) -> tuple[RecordPlace, ...]:
-    return tuple(map(record_place, [given] if isinstance(given, str) else given))
+def _listed(given: Any) -> Iterable[Any]:
+    """*given*, or alone in a list: an option that may be repeated."""
+    return [given] if isinstance(given, str) else given
 
 
 _PLACE = re.compile(r"(.+):([0-9]+):([0-9]+)(?:@([0-9a-f]+))?", re.DOTALL)

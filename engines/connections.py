@@ -22,18 +22,18 @@ from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.committable import Committable, TransactionalId
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
+from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Places
-from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.log import HELD, Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace
@@ -41,7 +41,7 @@ from exactlyonce.engines.blocks import block_storage, references_or_why
 from exactlyonce.engines.processes import this_process
 from exactlyonce.engines.surroundings.removals import Removals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, StorageUnavailable
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 
 TIMEOUT_MS = 30_000
@@ -180,7 +180,7 @@ class Performer:
             case ask.RemoveBlocks(blocks):
                 return self._removals.add(blocks)
             case ask.Look(committable):
-                return self.output_log.fate(committable)
+                return self._fate(committable)
             case ask.CopyTransaction(committable, name):
                 copied = beside(self.beat, lambda _: self._copied(committable, name))
                 hit("repair-copied")
@@ -193,6 +193,29 @@ class Performer:
                 hit("repair-replayed")
                 return replayed
         return self.log(request)
+
+    def _fate(self, committable: Committable) -> Fate:
+        """The fate of *committable* for readers. The error of a look that gives up names who holds them back."""
+        try:
+            return self.output_log.fate(committable)
+        except BrokerUnavailable as error:
+            if HELD not in str(error):
+                raise
+            holders = ""
+            with suppress(ExactlyOnceError):
+                holders = self._holders(committable)
+            raise BrokerUnavailable(f"{error}{holders}") from None
+
+    def _holders(self, committable: Committable) -> str:
+        """Sentences about the transactions of others that are open before the records of *committable*."""
+        first = {(written.topic, written.partition): written.first_offset for written in committable.written}
+        holders = {
+            producer.producer_id
+            for producer in self.transactions.producers(first)
+            if producer.transaction_start_offset is not None
+            and producer.transaction_start_offset < first[producer.topic, producer.partition]
+        }
+        return "".join(f" {_holder(self.transactions.named(id), id)}" for id in sorted(holders))
 
     def _copied(self, lost: Committable, name: str) -> Committable | str:
         """Uses a client of its own, for heartbeats go on meanwhile."""
@@ -268,6 +291,21 @@ class Performer:
                 self.visible_s = time.monotonic()
             self.step(name, record.checkpoint)
             hit(failpoint)
+
+
+def _holder(name: str | None, producer_id: int) -> str:
+    """A sentence about the transaction of *name* that holds readers back, with the remedy.
+
+    >>> _holder("eo:orders:out:0:1.0:0", 7)
+    'It is eo:orders:out:0:1.0:0 of pipeline orders: run that, or `exactlyonce transactions abort orders`.'
+    """
+    known = TransactionalId.parse(name or "")
+    if known is not None:
+        do = f"run that, or `exactlyonce transactions abort {known.pipeline}`"
+        return f"It is {name} of pipeline {known.pipeline}: {do}."
+    if name is not None:
+        return f"It is {name}, none of exactlyonce's: let the program with that transactional id end it."
+    return f"Its producer id is {producer_id}, and `kafka-transactions.sh find-hanging` shows more."
 
 
 class Closable(Protocol):

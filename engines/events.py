@@ -1,12 +1,13 @@
 """The events of a command, for machines: each is a dict that becomes one line of JSON.
 
-Invariant: each has its kind in "event", the time in "at_ms" (ms since 1970) and the "pipeline", None before that is
-known. None has a secret.
+Invariant: each has its kind in "event", the time in "at" (ISO 8601, UTC) and in "at_ms" (ms since 1970), and the
+"pipeline", None before that is known. None has a secret.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from exactlyonce.engines.system_clock import SystemClock
@@ -20,7 +21,9 @@ IDLE_INTERVAL_MS = 60_000
 
 
 def event(kind: str, pipeline: str | None, /, **fields: Any) -> dict[str, Any]:
-    return {"event": kind, "at_ms": SystemClock().now_ms(), "pipeline": pipeline, **fields}
+    now_ms = SystemClock().now_ms()
+    at = datetime.fromtimestamp(now_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    return {"event": kind, "at": at.replace("+00:00", "Z"), "at_ms": now_ms, "pipeline": pipeline, **fields}
 
 
 def note(pipeline: str | None, text: str) -> dict[str, Any]:

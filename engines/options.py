@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN, Checkpoi
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting
-from exactlyonce.pipeline.settings import CHOICE, COUNT, FLAG, OTHER, SIZE, TEXT, Setting, check_bounds
+from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, OTHER, SHARE, SIZE, TEXT, Setting, check_bounds
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import RecordPlace
@@ -112,8 +112,10 @@ class StateSettings(msgspec.Struct, frozen=True):
             ) from None
 
 
+START_TIMEOUT_MS, START_TIMEOUT_SUPERVISED_MS = 15_000, 600_000
+"""A silent connection is given up after eight seconds, so that another one has its turn in either."""
 BOUNDED_CHECKPOINT = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
-BOUNDED_RUN = ("checkpoint_partitions", "accept_loss", "skip", "repair")
+BOUNDED_RUN = ("checkpoint_partitions", "accept_loss", "accept_new_output", "skip", "repair")
 """The fields of `CheckpointSettings` and `RunOptions` that bounded work has, too, beside parallelism and savepoints."""
 
 
@@ -174,10 +176,20 @@ class RunOptions:
         FLAG, "with until latest: at the end, close all windows; later records of them are late then",
         flink="`flink stop --drain`",
     ))  # fmt: skip
+    max_late: float = _declare(0.5, Setting(
+        SHARE, "stop before a checkpoint in which an operator of event time leaves out more than this share of its "
+        "latest records, since they came late; 1: leave out any number",
+    ))  # fmt: skip
+    """See `checkpoint.leader.LateRecords`."""
     standby: bool = _declare(False, Setting(
         FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
         flink="`high-availability.type`, with a standby JobManager",
     ))  # fmt: skip
+    broker_timeout_ms: int | None = _declare(None, Setting(
+        DURATION, "how long a start waits for brokers and registries that do not answer",
+        default="10m under a supervisor, else 15s",
+    ))  # fmt: skip
+    """From the start of the process until its first incarnation has recovered; later it waits as *restart* says."""
     ui: str = _declare("", Setting(
         TEXT, "show the run to a browser there, with /live and /ready for probes", default="none",
         metavar="HOST:PORT", reader=_checked, flink="`rest.bind-port`",
@@ -196,6 +208,10 @@ class RunOptions:
     inline: bool = _declare(False, Setting(FLAG, "all in one process, for a debugger", in_file=False))
     accept_loss: int | None = _declare(None, Setting(
         COUNT, "give up the output of checkpoint N that a halt has named as lost, and go on", in_file=False,
+    ))  # fmt: skip
+    accept_new_output: tuple[str, ...] = _declare((), Setting(
+        OTHER, "go on into a topic that was created again since the last checkpoint, as a halt has said: records that "
+        "it lost stay lost; any number of topics", default="none", in_file=False, metavar="TOPIC",
     ))  # fmt: skip
     skip: tuple[RecordPlace, ...] = _declare((), Setting(
         OTHER, "leave out a record of the input that an error has named, any number of them; checkpoints note it",
@@ -223,6 +239,13 @@ class RunOptions:
                 f"Without it they stay open, and the next run goes on with them."
             )
         self.restart_strategy()
+
+    def start_timeout_ms(self, *, is_supervised: bool) -> int:
+        """`broker_timeout_ms`, or its default. A supervisor starts the run when the machine comes up, as it starts the
+        broker, and may give up after a few failures; a person sees a wrong address sooner."""
+        if self.broker_timeout_ms is not None:
+            return self.broker_timeout_ms
+        return START_TIMEOUT_SUPERVISED_MS if is_supervised else START_TIMEOUT_MS
 
     def restart_strategy(self) -> RestartStrategy:
         options = dict(self.restart)

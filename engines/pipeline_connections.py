@@ -7,6 +7,7 @@ made before `recover`, or `Leader.begin_attempt`, has fenced everything older.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,10 +15,18 @@ from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
+from exactlyonce.checkpoint.leader import UNTOLD
 from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, RecordPlace, read_before
+from exactlyonce.checkpoint.records.manifest import (
+    LATE_BELOW_LATEST,
+    Failure,
+    Finalized,
+    Manifest,
+    RecordPlace,
+    read_before,
+)
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.succession import AnotherLeads, Succession
@@ -25,6 +34,8 @@ from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
+from exactlyonce.connectors.kafka.partitioning import SETTING
+from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
@@ -37,7 +48,8 @@ from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.preflight import PipelineTopics, check_services
 from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.traces import erase_condemned
-from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.errors import ExactlyOnceError, StoreUnavailable, TopicError
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -53,16 +65,20 @@ class PipelineConnections(Connections):
         reference: Reference,
         units: tuple[Submit, str | Path] | None = None,
         succession: Succession | None = None,
+        asks: Callable[[str], None] = lambda store: None,
     ) -> None:
         """*step* hears of each durable record. *reference* is how the pipeline is imported. *units* run a replay on
         Spark, and have a folder for its files; None: on a Spark of its own. *succession* says whether to wait for
-        another leader; None: no."""
+        another leader; None: no. *asks* hears of each store before it is asked for the first time."""
         super().__init__(options.client, plan.graph.pipeline_id, note, timeout_ms=APPEND_TIMEOUT_MS)
         self._plan, self._options, self._step = plan, options, step
-        self._reference, self._units, self._succession = reference, units, succession
+        self._reference, self._units, self._succession, self._asks = reference, units, succession, asks
         self.surroundings = self.keep(
-            PipelineTopics(self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest")
-        )
+            PipelineTopics(
+                self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest",
+                accepted=options.accept_new_output, partitioner=options.client.settings.get(SETTING),
+            )
+        )  # fmt: skip
         self.known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self.transaction_timeout_ms = 0
         """The timeout of the sinks' transactions; known after `look`."""
@@ -83,9 +99,18 @@ class PipelineConnections(Connections):
             self.look()
         self._require_turn()
         self.begin()
-        self._judge_restoring()
-        manifest = self.drive(self.leader.recover())
-        self._settle_skips(manifest)
+        try:
+            manifest = self._recovered()
+        except ExactlyOnceError as error:
+            self._fail(error)
+            raise
+        if manifest.rules < LATE_BELOW_LATEST and any(offset.floor != NO_FLOOR for offset in manifest.offsets):
+            self.note(
+                f"checkpoint {manifest.checkpoint} was taken by a version for which a record was late if its time was "
+                f"that of the latest one of its partition, less disorder=. From here on only an older one is. What "
+                f"has left windows and timers stays as it is"
+            )
+        self._note_other_writers()
         for skip in read_before(manifest, self.skips):
             self.note(f"--skip {skip}: the run goes on after that record, so there is nothing to leave out")
         savepoints = self.leader.log.history.savepoints
@@ -103,6 +128,34 @@ class PipelineConnections(Connections):
                 f"there stay. Each start tries to remove them; `exactlyonce reset` or an empty folder ends that"
             )
         return manifest
+
+    def _recovered(self) -> Manifest:
+        if self._restoring is not None:
+            self._restoring.judge(self.log.history)
+        manifest = self.drive(self.leader.recover())
+        # recovery has found the splits
+        self.skips = tuple(self.surroundings.inputs.settled(manifest, self._options.skip, self.note))
+        self.leader.config = replace(self.leader.config, skips=self.skips)
+        return manifest
+
+    def _fail(self, error: ExactlyOnceError) -> None:
+        """This incarnation ends, since *error* keeps it from going on. For a store that is away, another one begins."""
+        if not isinstance(error, (*UNTOLD, StoreUnavailable)):
+            deadline_ms = self.clock.monotonic_ms() + self._options.checkpoint.stop_timeout_ms
+            with suppress(ExactlyOnceError):
+                self.drive(self.leader.fail(Failure.of(error, self.client.redact), deadline_ms))
+
+    def _note_other_writers(self) -> None:
+        """Note each output that begins in a topic whose keys another partitioner has put into their partitions."""
+        outputs = self.surroundings.outputs
+        for id in sorted(outputs.begun):
+            topic, chosen = outputs.described[outputs.sinks[id].topic], outputs.partitioners[id]
+            if other := other_partitioner(self.topics, topic, chosen):
+                self.note(
+                    f"sink {id}: the keys of topic {topic.name} lie in partitions by {other}, and this pipeline writes "
+                    f'by {chosen}, so a key goes on in another partition: give the sink partitioner="{other}" before '
+                    f"its first run, if its order matters across both"
+                )
 
     def look(self) -> None:
         """Look at topics, stores and decisions, delete condemned checkpoints, and refuse what cannot work. Nothing is
@@ -131,7 +184,7 @@ class PipelineConnections(Connections):
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
         self.answers += [self.surroundings, self.keep(BackgroundStores(stores)), self._answer_own]
-        stores.check()
+        stores.check(self._asks)
         check_services(self._plan.graph)
         self._restoring = self._savepoint_to_restore(history)
         config = self._config(stores)
@@ -155,24 +208,6 @@ class PipelineConnections(Connections):
             raise AnotherLeads(f"Another run of {self.pipeline} leads, and is left alone for now.")
         if self._restoring is not None:
             self._restoring.require_alone(history, self.clock.now_ms())
-
-    def _settle_skips(self, manifest: Manifest) -> None:
-        """After recovery, which has found the splits. This incarnation has ended if a skip is refused."""
-        try:
-            self.skips = tuple(self.surroundings.inputs.settled(manifest, self._options.skip, self.note))
-        except ConfigError:
-            self.drive(self.log.heartbeat(ended=True))
-            raise
-        self.leader.config = replace(self.leader.config, skips=self.skips)
-
-    def _judge_restoring(self) -> None:
-        """After the fence. This incarnation has ended if the savepoint can no longer be restored."""
-        if self._restoring is not None:
-            try:
-                self._restoring.judge(self.log.history)
-            except ConfigError:
-                self.drive(self.log.heartbeat(ended=True))
-                raise
 
     def _prepared(self) -> tuple[TopicInfo, History]:
         """The checkpoint topic, created unless it exists, and its decisions."""
@@ -199,7 +234,9 @@ class PipelineConnections(Connections):
             note=self.note,
             drops_fields=self._options.allow_dropped_fields,
         )
-        return Restoring(asked, around, history)
+        restoring = Restoring(asked, around, history)
+        self.surroundings.restored = restoring.manifest
+        return restoring
 
     def _config(self, stores: PipelineStores) -> LeaderConfig:
         graph = self._plan.graph
@@ -217,6 +254,7 @@ class PipelineConnections(Connections):
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
             dead_letter_limits=graph.dead_letter_limits,
+            max_late=self._options.max_late,
         )
 
     def _answer_own(self, request: ask.Request) -> Any:

@@ -1,9 +1,10 @@
-"""Processes of this machine: whether the process of an incarnation is known to be dead."""
+"""Processes of this machine: that of an incarnation, which may be known to be dead, and this one."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 from exactlyonce.checkpoint.records.history import History
@@ -11,6 +12,15 @@ from exactlyonce.checkpoint.records.manifest import Incarnation
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PROCESS_IDS = "/proc/self/ns/pid"
+
+_SUPERVISORS = ("INVOCATION_ID", "NOTIFY_SOCKET", "KUBERNETES_SERVICE_HOST")
+"""The variables that systemd and Kubernetes set."""
+
+
+def is_supervised() -> bool:
+    """Whether systemd, Kubernetes or a container has started this process, and nobody watches it in a terminal."""
+    watched = sys.stderr is not None and sys.stderr.isatty()
+    return not watched and (os.getpid() == 1 or any(name in os.environ for name in _SUPERVISORS))
 
 
 def machine() -> str:

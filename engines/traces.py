@@ -77,7 +77,7 @@ class Traces:
 
     def outputs(self) -> list[str]:
         manifests = self.history.retained if self.history else ()
-        return sorted({topic for manifest in manifests for _, topic, _ in manifest.sinks})
+        return sorted({output.topic for manifest in manifests for output in manifest.sinks})
 
     def stores(self) -> list[str]:
         """The sinks whose stores have a ledger of it."""

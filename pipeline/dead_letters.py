@@ -28,8 +28,8 @@ SHARE_LETTERS_MIN = 1
 """So many letters of a checkpoint are no share too large: one bad record among few is no flood."""
 
 
-_FIRST, _TRACEBACK = "pipeline", "traceback"
-"""The first header of a reason, and the one that names lines of code."""
+_FIRST, _NOT_COMPARED = "pipeline", ("traceback", "event_time")
+"""The first header of a reason; and those that an earlier version or another edit of the code writes otherwise."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +55,8 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     traceback: str = ""
     """The frames of the user's code, with the names of files alone."""
+    event_time: int | None = None
+    """The event time of the record, in ms since 1970; None: not known, as of what a source could not decode."""
 
     @property
     def can_return(self) -> bool:
@@ -91,7 +93,7 @@ def _reason_start(headers: Sequence[tuple[str, bytes | None]]) -> int:
 
 def compared(headers: Iterable[tuple[str, bytes | None]]) -> tuple[tuple[str, bytes | None], ...]:
     """The *headers* that two computations of an output have alike: a traceback changes with any edit of the code."""
-    return tuple(header for header in headers if header[0] != PREFIX + _TRACEBACK)
+    return tuple(header for header in headers if header[0] not in {PREFIX + name for name in _NOT_COMPARED})
 
 
 @dataclass(frozen=True)

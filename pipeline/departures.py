@@ -39,7 +39,7 @@ class Departures:
         self._records += records
 
     def lately(self, now_s: float) -> int:
-        """The records that left in the stretch of time up to the monotonic *now_s*."""
+        """The records that left in the stretch of time up to *now_s*."""
         begin_s = now_s - self._stretch_s
         while self._left and self._left[0].until_s <= begin_s:
             self._records -= self._left.popleft().records

@@ -1,4 +1,4 @@
-"""Durations in text: "500ms", "1.5s", "10m", "1h" or "2d"."""
+"""Durations in text: "500ms", "1.5s", "10m", "1h", "2d" or "1w"."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from exactlyonce.pipeline.errors import ConfigError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\Z")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\Z")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 def duration_ms(text: str | int, name: str = "duration") -> int:
@@ -19,7 +19,7 @@ def duration_ms(text: str | int, name: str = "duration") -> int:
     """
     match = _DURATION.match(str(text).strip())
     if match is None:
-        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m, 1h or 2d.")
+        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m, 1h, 2d or 1w.")
     milliseconds = Fraction(match[1]) * _UNIT_MS[match[2]]
     if milliseconds.denominator > 1:
         raise ConfigError(f"{name} is {text!r}: the smallest unit is 1ms.")

@@ -21,6 +21,7 @@
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── BrokerRefused           a broker answers with an unexpected error; a retry would not help
+    │   └── Outdated                its settings are no longer those that the run began with; the next incarnation asks
     ├── Fenced                  a newer instance of this pipeline has taken over; this one ends
     ├── Undetermined            the outcome of a decision is unknown here; the next incarnation reads it
     ├── Halt                    going on would lose or double records; the message has the choices
@@ -142,6 +143,10 @@ class BrokerRefused(ExactlyOnceError):
     exit_code = 8
 
 
+class Outdated(BrokerRefused):
+    """A broker's settings are no longer those that this incarnation asked for. It ends, and the next one asks again."""
+
+
 class Fenced(ExactlyOnceError):
     """A newer instance of this pipeline took over. This one has ended and has lost nothing."""
 
@@ -168,6 +173,10 @@ class StoppedShort(EndedAtOnce):
     """A run was stopped without a last checkpoint. The next one goes on from the checkpoint before."""
 
     exit_code = 9
+
+
+BEFORE_ANYTHING_RAN = "Stopped, as asked for, before anything ran. Nothing is lost."
+"""The text of a `StoppedShort`."""
 
 
 class EndedEarly(ExactlyOnceError):

@@ -10,6 +10,8 @@ from exactlyonce.pipeline.errors import ConfigError
 
 LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: a later time is one of microseconds or nanoseconds."""
+EARLIEST_MS = -62_135_596_800_000
+"""The first millisecond of the year 1."""
 LIKE_SECONDS = range(1_000_000_000, 100_000_000_000)
 """ms until March 1973, which are seconds since 2001 more likely."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -44,7 +46,9 @@ def ms_of(time: Any, subject: str = "time= gave") -> int:
     if isinstance(time, datetime):
         if time.tzinfo is None:
             raise NoTime(f"{subject} {time!r}, which has no time zone: give tzinfo, as timezone.utc")
-        return (time - _EPOCH) // _MS
+        if EARLIEST_MS <= (time_ms := (time - _EPOCH) // _MS) <= LATEST_MS:
+            return time_ms
+        raise NoTime(f"{subject} {time}, which is outside of the years 1 to 9999 in UTC")
     if isinstance(time, bool) or not isinstance(time, int):
         seconds = ": of seconds give round(1000 * seconds)" if isinstance(time, float) and isfinite(time) else ""
         raise NoTime(f"{subject} {time!r:.100}, which is neither an integer of ms since 1970 nor a datetime{seconds}")
@@ -58,9 +62,10 @@ def ms_of(time: Any, subject: str = "time= gave") -> int:
 
 
 def shown_time(ms: int) -> str:
-    """A time for people; the end of time is that of the calendar.
+    """A time for people; before and after the calendar, its first or last millisecond.
 
     >>> shown_time(1_700_000_000_123)
     '2023-11-14T22:13:20.123Z'
     """
-    return (_EPOCH + min(ms, LATEST_MS) * _MS).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    shown = _EPOCH + max(EARLIEST_MS, min(ms, LATEST_MS)) * _MS
+    return shown.isoformat(timespec="milliseconds").replace("+00:00", "Z")

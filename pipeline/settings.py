@@ -19,8 +19,9 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting as setting_named
 from exactlyonce.pipeline.sizes import byte_count, written_size
 
-DURATION, COUNT, SIZE, FLAG, CHOICE, TEXT, OTHER = "duration", "count", "size", "flag", "choice", "text", "other"
-"""The form of a value: "500ms", 3, "512mb", true, one of some words, any text, or one of its reader."""
+DURATION, COUNT, SIZE, SHARE = "duration", "count", "size", "share"
+FLAG, CHOICE, TEXT, OTHER = "flag", "choice", "text", "other"
+"""The form of a value: "500ms", 3, "512mb", 0.5; true, one of some words, any text, or one of its reader."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Declared:
                 return byte_count(value, self.named)
             case "count":
                 return whole_number(value, self.named)
+            case "share":
+                return share(value, self.named)
             case "flag" if not isinstance(value, bool):
                 raise ConfigError(f"{self.named} is {value!r}: write true or false.")
             case "text" | "choice":
@@ -123,6 +126,21 @@ def whole_number(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}: write a whole number.")
     return value
+
+
+def share(value: Any, name: str) -> float:
+    """*value*, if it is a share; else a ConfigError about the setting *name*.
+
+    >>> share("0.25", "max_late")
+    0.25
+    """
+    try:
+        given = -1.0 if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        given = -1.0
+    if not 0 <= given <= 1:
+        raise ConfigError(f"{name} is {value!r}: write a share from 0 to 1, as 0.01 for one in a hundred.")
+    return given
 
 
 @cache

@@ -251,10 +251,10 @@ class Stream(_Stream[T]):
         >>> cities = Pipeline("weather").source("cities", KafkaSource("cities", value=str))
         >>> warm = cities.enrich("degrees", fetch).filter(lambda city: city.answer > 20)
 
-        In each subtask, the calls under way have at most *in_flight* records. A call that raises, or takes longer than
-        *timeout*, is made again up to *retries* times, after pauses. Then an outage (a timeout or another OSError)
-        restarts the job. On any other error each record of the call is tried alone; one that still fails goes to
-        *on_error*, or stops the job.
+        In each subtask, the calls under way have at most *in_flight* records. A call that raises is made again for each
+        half, side by side, down to the records that make it fail. These, and a call that is an outage (it takes longer
+        than *timeout*, or raises another OSError), are tried up to *retries* times more, after pauses. Then an outage
+        restarts the job; a record that still fails goes to *on_error*, or stops the job.
 
         *output* is the type of an answer. Answers are logged in checkpoints, so that no replay calls the service. After
         a crash the records since the last checkpoint are asked for again, and no answer from before has been visible.

@@ -19,6 +19,7 @@ import msgspec
 
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.timed import Timed
 
 K = TypeVar("K")
@@ -28,8 +29,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 PANES_MAX = 1_000
 """The most panes of a hopping window: each is read when the window ends."""
 _MILLISECOND = timedelta(milliseconds=1)
-_FIRST, _LAST = ((one.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND for one in (datetime.min, datetime.max))
-_CALENDAR = re.compile(r"([1-9]\d*)\s*(d|mo)\Z")
+_DAY_MS = 86_400_000
+_CALENDAR = re.compile(r"([1-9]\d*)\s*(d|w|mo)\Z")
+_DAYS = {"d": 1, "w": 7, "mo": 28}
+"""The fewest days of each unit of a calendar."""
+_MONDAY = 4
+"""The first Monday, in days since 1970."""
 
 
 class Windowed(msgspec.Struct, Generic[K, V], frozen=True):
@@ -49,7 +54,7 @@ def moment(time_ms: int) -> datetime:
     >>> moment(-1).isoformat()
     '1969-12-31T23:59:59.999000+00:00'
     """
-    return EPOCH + max(_FIRST, min(time_ms, _LAST)) * _MILLISECOND
+    return EPOCH + max(EARLIEST_MS, min(time_ms, LATEST_MS)) * _MILLISECOND
 
 
 def _duration(text: str, name: str, problems: list[str]) -> int:
@@ -64,9 +69,11 @@ def _duration(text: str, name: str, problems: list[str]) -> int:
 class Tumbling(Timed):
     """Windows of one size, one after the other: ``Tumbling("10s")``.
 
-    They begin at multiples of *size* since 1970 in UTC, moved by *offset*. With *zone*, an IANA name, *size* is in days
-    or months of its calendar, as ``Tumbling("1d", zone="Europe/Paris")`` or ``Tumbling("1mo", zone="UTC")``: a day has
-    23 or 25 hours where the clocks change. The offset then is one of the local clock.
+    They begin at multiples of *size* since 1970 in UTC, moved by *offset*. With *zone*, an IANA name, *size* is in
+    days, weeks or months of its calendar, as ``Tumbling("1d", zone="Europe/Paris")`` or
+    ``Tumbling("1mo", zone="UTC")``: a day has 23 or 25 hours where the clocks change. Weeks begin on Monday. The offset
+    then is one of the local clock: ``Tumbling("1w", zone="UTC", offset="6d")`` begins on Sunday, and
+    ``Tumbling("1mo", zone="UTC", offset="14d")`` on the 15th.
     """
 
     size: str
@@ -85,13 +92,13 @@ class Tumbling(Timed):
             if not problems and not 0 <= offset_ms < size_ms:
                 problems.append(f"{self}: the size must be above 0, and the offset below the size")
             return problems
-        if _CALENDAR.match(str(self.size).strip()) is None:
+        if (sized := _CALENDAR.match(str(self.size).strip())) is None:
             problems.append(
-                f"size={self.size!r}: with zone=, write whole days or months, as 1d or 1mo; for shorter windows leave "
-                f'zone= out, and give an offset, as offset="30m"'
+                f"size={self.size!r}: with zone=, write whole days, weeks or months, as 1d, 1w or 1mo; for shorter "
+                f'windows leave zone= out, and give an offset, as offset="30m"'
             )
-        if offset_ms >= 86_400_000:
-            problems.append(f"offset={self.offset!r}: with zone=, it must be below 1d")
+        elif offset_ms >= (least := int(sized[1]) * _DAYS[sized[2]]) * _DAY_MS:
+            problems.append(f"offset={self.offset!r}: it must be below the least size of the windows, {least}d")
         try:
             ZoneInfo(self.zone)
         except (ValueError, OSError, TypeError, KeyError):  # ZoneInfoNotFoundError is a KeyError
@@ -122,7 +129,10 @@ class Tumbling(Timed):
             return None
         matched = _CALENDAR.match(self.size.strip())
         assert matched is not None, "problems are found first"
-        return _Calendar(ZoneInfo(self.zone), int(matched[1]), matched[2] == "mo", self._offset_ms)
+        size, unit = int(matched[1]), matched[2]
+        if unit == "w":
+            return _Calendar(ZoneInfo(self.zone), 7 * size, False, self._offset_ms, _MONDAY)
+        return _Calendar(ZoneInfo(self.zone), size, unit == "mo", self._offset_ms)
 
     def lasts(self, times: Sequence[int]) -> list[int]:
         """The last millisecond of the window of each of *times*.
@@ -145,21 +155,29 @@ class Tumbling(Timed):
 
 @dataclass(frozen=True)
 class _Calendar:
-    """Windows of days or months in a zone: n-th boundaries since 1970 by the local clock."""
+    """Windows of days or months in a zone: n-th boundaries since 1970 by the local clock.
+
+    The first and the last window of the calendar end with it, wherever the zone's boundaries are.
+    """
 
     zone: ZoneInfo
     size: int
     months: bool
     offset_ms: int
+    first_day: int = 0
+    """The first boundary of windows of days, in days since 1970."""
 
     def around(self, time: int) -> tuple[int, int]:
         """The start and the end of the window with *time*.
 
         The local date gives the window, but for the hours around a change of the clocks at the boundary itself.
         """
-        local = moment(time).astimezone(self.zone).replace(tzinfo=None) - timedelta(milliseconds=self.offset_ms)
-        count = 12 * (local.year - 1970) + local.month - 1 if self.months else (local - datetime(1970, 1, 1)).days
-        number = count // self.size
+        time = max(EARLIEST_MS, min(time, LATEST_MS))
+        # A zone adds a day at most, and the guess need not be right.
+        within = max(EARLIEST_MS + self.offset_ms + _DAY_MS, min(time, LATEST_MS - _DAY_MS))
+        local = moment(within).astimezone(self.zone).replace(tzinfo=None) - timedelta(milliseconds=self.offset_ms)
+        days = (local - datetime(1970, 1, 1)).days - self.first_day
+        number = (12 * (local.year - 1970) + local.month - 1 if self.months else days) // self.size
         while time < (start := self._boundary(number)):
             number -= 1
         while time >= (end := self._boundary(number + 1)):
@@ -181,11 +199,12 @@ class _Calendar:
             if self.months:
                 day = datetime(1970 + count // 12, count % 12 + 1, 1)
             else:
-                day = datetime(1970, 1, 1) + timedelta(days=count)
+                day = datetime(1970, 1, 1) + timedelta(days=count + self.first_day)
             local = day + timedelta(milliseconds=self.offset_ms)
-            return (local.replace(tzinfo=self.zone) - EPOCH) // _MILLISECOND
+            boundary = (local.replace(tzinfo=self.zone) - EPOCH) // _MILLISECOND
+            return max(EARLIEST_MS - 1, min(boundary, LATEST_MS + 1))
         except (ValueError, OverflowError):  # beyond the calendar
-            return _LAST + 1 if number > 0 else _FIRST - 1
+            return LATEST_MS + 1 if number > 0 else EARLIEST_MS - 1
 
 
 @dataclass(frozen=True)
@@ -287,10 +306,13 @@ class Hopping(Timed):
 class Session(Timed):
     """Windows of activity: a record is in the session of its key if it comes less than *gap* before or after another.
 
-    A session ends *gap* after its last record. ``Session("30m")``.
+    A session ends *gap* after its last record. ``Session("30m")``. Its result comes *wait* after its end, and it takes
+    late records that long: those with a time above their floor less *wait*. ``Session("30m", wait="30m")`` takes each
+    record whose own gap is not over at its floor.
     """
 
     gap: str
+    wait: str = "0s"
     by_key = True
 
     @property
@@ -299,20 +321,34 @@ class Session(Timed):
         problems: list[str] = []
         if _duration(self.gap, "gap", problems) == 0 and not problems:
             problems.append(f"{self}: the gap must be above 0")
+        _duration(self.wait, "wait", problems)
         return problems
 
     def describe(self) -> dict[str, Any]:
-        return {"session": self.gap_ms}
+        return {"session": self.gap_ms} | ({"wait": self.wait_ms} if self.wait_ms else {})
 
     def state_of(self, entry: Any) -> Any:
         return get_args(entry)[2]
 
     def __str__(self) -> str:
-        return f"session {self.gap}"
+        return f"session {self.gap}" + (f", wait {self.wait}" if self.wait != "0s" else "")
 
     @cached_property
     def gap_ms(self) -> int:
         return duration_ms(self.gap)
+
+    @cached_property
+    def wait_ms(self) -> int:
+        return duration_ms(self.wait)
+
+    @cached_property
+    def due_ms(self) -> int:
+        """How long after the time of its last record a session is due.
+
+        >>> Session("30s").due_ms, Session("30s", wait="10s").due_ms
+        (29999, 39999)
+        """
+        return self.gap_ms + self.wait_ms - 1
 
 
 Window = Tumbling | Hopping | Session
@@ -342,8 +378,8 @@ class Revised(Timed):
         if isinstance(self.window, Session):
             return [
                 f"{self.window} has neither early= nor lateness=: a later record may move a session's start or unite "
-                f"two, and a result that was given would stay beside theirs. Leave them out, and raise disorder= of "
-                f"the source to wait longer for late records"
+                f"two, and a result that was given would stay beside theirs. Leave them out, and let the session wait "
+                f'for late records, as Session("{self.window.gap}", wait="{self.window.gap}")'
             ]
         if problems := list(self.window.problems):
             return problems
@@ -422,7 +458,7 @@ def window_of(meaning: str) -> Window | Revised | None:
     elif "hopping" in given:
         window = Hopping(f"{given['hopping']}ms", f"{given['every']}ms", offset)
     elif "session" in given:
-        window = Session(f"{given['session']}ms")
+        window = Session(f"{given['session']}ms", f"{given['wait']}ms" if "wait" in given else "0s")
     early, lateness = (f"{given[name]}ms" if name in given else None for name in ("early", "lateness"))
     of: Window | Revised | None = revised(window, early, lateness)
     return of

@@ -96,15 +96,18 @@ class StoreView:
     """Why the store does not take what the sink writes; empty: it does."""
     risk: str = ""
     """What may remove waiting output in the store by itself, as a sentence without its full stop; empty: nothing."""
+    growth: str = ""
+    """What grows with each checkpoint and has become too much, as a predicate of the store; empty: nothing."""
 
     @classmethod
     def of(
-        cls, ledger: SinkLedger, *, waiting: tuple[SetAside, ...] = (), problem: str = "", risk: str = ""
-    ) -> StoreView:
+        cls, ledger: SinkLedger, *, waiting: tuple[SetAside, ...] = (), problem: str = "", risk: str = "",
+        growth: str = "",
+    ) -> StoreView:  # fmt: skip
         """The view of a store with *ledger*."""
         return cls(
             incarnation=ledger.incarnation, origin=ledger.origin, ledger=dict(ledger.checkpoints), waiting=waiting,
-            problem=problem, risk=risk,
+            problem=problem, risk=risk, growth=growth,
         )  # fmt: skip
 
 

@@ -150,8 +150,8 @@ class WriterClients(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    def producers(self, topic: str) -> Any:
-        """The `sinks.kafka.producers.Producers` of a sink's subtask that writes to *topic*."""
+    def producers(self, topic: str, partitioner: str | None) -> Any:
+        """The `sinks.kafka.producers.Producers` of a sink's subtask that writes to *topic* by *partitioner*."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +175,8 @@ class WriterContext:
     """Called, on the worker's loop, with a sentence for the operator."""
     partitions: int | None = None
     """The number of partitions of the sink's topic, if it has one."""
+    partitioner: str | None = None
+    """The partitioner of its outputs; None: the client's own."""
 
 
 class Opened(NamedTuple):
@@ -193,6 +195,10 @@ class WritesToTopic(Protocol):
     @property
     def create_partitions(self) -> int | None:
         """The partition count with which a missing topic is created; None: it must exist."""
+
+    @property
+    def partitioner(self) -> str | None:
+        """The partitioner that the user gave the sink."""
 
     def encoder(self, type_: Any, partitions: int | None, /) -> SinkEncoder:
         """The encoder of records of the type, for a topic with so many partitions."""

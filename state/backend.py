@@ -10,7 +10,7 @@ and `fetch` when none does; a snapshot encodes in slices, so that images may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -147,10 +147,17 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
         """Forget all states of *groups* whose slot is *slot* or earlier."""
 
     def watermark(self, group: int) -> int:
-        """The last watermark of *group*, restored at any parallelism; at first `NO_WATERMARK`."""
+        """The last watermark of *group*, restored at any parallelism; at first `NO_WATERMARK`. It is never below a slot
+        that was dropped."""
 
-    def advance(self, watermark: int) -> None:
-        """Note a watermark of all key groups, which never falls."""
+    def advance(self, watermark: int, groups: Iterable[int] | None = None) -> None:
+        """Note a watermark of *groups*, None: of all. It never falls."""
+
+    def begin(self, group: int, slot: int, key: bytes) -> None:
+        """Note that the keys of *group* up to *key* have had the result of *slot*, though their states are kept."""
+
+    def begun(self, group: int) -> tuple[int, bytes] | None:
+        """The slot and key of the last `begin`, restored at any parallelism; None: the watermark is past the slot."""
 
     def items(self) -> Iterator[tuple[int, bytes, S]]:
         """The slot, the key and the newest state of every key in a slot, while no record is applied."""

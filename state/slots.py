@@ -75,6 +75,8 @@ class GroupTimes(msgspec.Struct, frozen=True, array_like=True):
     """No state has an earlier slot."""
     meaning: str = ""
     """What the states stand for: a window, with sizes in ms, and aggregates. Others are not read as these."""
+    begun: list[tuple[int, int, bytes]] = []
+    """(key group, slot, key) where a firing was under way: the keys up to this one have had the result of the slot."""
 
 
 @dataclass
@@ -86,10 +88,12 @@ class TableTimes:
     watermark: int = NO_WATERMARK
     """The last one of this run, for all groups. Before a restore, groups may have had later ones."""
     watermarks: dict[int, int] = field(default_factory=dict)
-    """Those at the restore."""
+    """Those at the restore, or of groups that a firing has come to."""
     floors: dict[int, int] = field(default_factory=dict)
     earliest: dict[int, int] = field(default_factory=dict)
     meaning: str = ""
+    begun: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """See `GroupTimes.begun`."""
 
     @staticmethod
     def of(written: Iterable[GroupTimes], groups: Sequence[int], meaning: str = "") -> TableTimes:
@@ -100,6 +104,7 @@ class TableTimes:
                 if group in wanted:
                     for column, value, best in zip(times._columns, values, (max, max, min), strict=True):
                         column[group] = best(column.get(group, value), value)
+            times.begun |= {group: (slot, key) for group, slot, key in some.begun if group in wanted}
         return times
 
     def written(self) -> GroupTimes:
@@ -107,11 +112,19 @@ class TableTimes:
         groups = sorted(set().union(*self._columns, self.groups if self.watermark > NO_WATERMARK else ()))
         floors = [self.floors.get(group, NO_WATERMARK) for group in groups]
         earliest = [self.earliest.get(group, END_OF_TIME) for group in groups]
-        return GroupTimes(groups, list(map(self.watermark_of, groups)), floors, earliest, self.meaning)
+        begun = [(group, *place) for group in groups if (place := self.begun_in(group)) is not None]
+        return GroupTimes(groups, list(map(self.watermark_of, groups)), floors, earliest, self.meaning, begun)
 
     def watermark_of(self, group: int) -> int:
-        """The last watermark of *group*."""
-        return max(self.watermark, self.watermarks.get(group, NO_WATERMARK))
+        """The last watermark of *group*; what was dropped was due."""
+        return max(
+            self.watermark, self.watermarks.get(group, NO_WATERMARK), self.floors.get(group, NO_WATERMARK)
+        )  # fmt: skip
+
+    def begun_in(self, group: int) -> tuple[int, bytes] | None:
+        """The slot and the key in `begun`, unless all of the slot has fired since."""
+        place = self.begun.get(group)
+        return None if place is None or place[0] <= self.watermark_of(group) else place
 
     def drop(self, slot: int, groups: Iterable[int]) -> None:
         """Forget the slots of *groups* up to *slot*."""

@@ -80,6 +80,10 @@ class StoredState(Generic[S]):
             mask |= some
         return {group for group in self.groups if mask >> group & 1}
 
+    def size(self, groups: Iterable[int]) -> int:
+        """The bytes of the blocks of *groups*."""
+        return sum(block.ref.size for block, _ in self.chain.needed(mask_of(groups)))
+
     def together(self, groups: Iterable[int], bytes_max: float) -> tuple[int, ...]:
         """The first of *groups*, and as many more as need at most *bytes_max* of blocks beyond those of the first."""
         some, blocks, bytes_left = list[int](), set[BlockRef](), bytes_max

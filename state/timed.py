@@ -74,9 +74,22 @@ class TimedStates(StatesTable[S]):
         """See `TimedTable.watermark`."""
         return self._times.watermark_of(group)
 
-    def advance(self, watermark: int) -> None:
+    def advance(self, watermark: int, groups: Iterable[int] | None = None) -> None:
         """See `TimedTable.advance`."""
-        self._times.watermark = max(watermark, self._times.watermark)
+        times = self._times
+        if groups is None:
+            times.watermark = max(watermark, times.watermark)
+            return
+        for group in groups:
+            times.watermarks[group] = max(watermark, times.watermarks.get(group, watermark))
+
+    def begin(self, group: int, slot: int, key: bytes) -> None:
+        """See `TimedTable.begin`."""
+        self._times.begun[group] = slot, key
+
+    def begun(self, group: int) -> tuple[int, bytes] | None:
+        """See `TimedTable.begun`."""
+        return self._times.begun_in(group)
 
     def _require_open(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
         """New *keys* are in slots that were not dropped."""

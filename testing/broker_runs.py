@@ -43,6 +43,8 @@ class BrokerRuns:
         parallelism: int,
         kafka: KafkaCluster,
         stored: Mapping[str, Stored],
+        *,
+        drains: bool = True,
     ) -> None:
         """Raises `ConfigError` or `GraphError` for a pipeline that cannot be run so."""
         name = getattr(make, "__name__", "")
@@ -53,6 +55,7 @@ class BrokerRuns:
             )
         self._reference = reference_of(make.__globals__, name)
         self._make, self._kafka, self._parallelism, self._stored = make, kafka, parallelism, stored
+        self._drains = drains
         self.scripts: Mapping[str, Script] = {}
         self.graph = make("tested").build()
         others = {node.id for node in self.graph.sinks if not isinstance(node.sink, KafkaSink)}
@@ -82,10 +85,11 @@ class BrokerRuns:
             self._feed(inputs, 0)
             self._finish(name, {})
             self._feed(inputs, 1)
+            at_end = ["--drain"] if self._drains else []
             if crash is None:
-                self._finish(name, {})
+                self._finish(name, {}, *at_end)
             else:
-                crashed = self._finish_killed(name, str(crash))
+                crashed = self._finish_killed(name, str(crash), *at_end)
             visible = {id: self._visible(sink.topic) for id, sink in outputs.items()}
             rows = {id: [*encoded(graph, graph.node(id), read(name))] for id, read in self._stored.items()}
             return Run(visible | rows, crashed)
@@ -105,21 +109,21 @@ class BrokerRuns:
         if producer.flush(LIMIT_S):
             raise AssertionError("not all of the input could be written")
 
-    def _finish_killed(self, name: str, failpoint: str) -> str:
+    def _finish_killed(self, name: str, failpoint: str, *options: str) -> str:
         """The crash in words; "" if the pipeline does not come to *failpoint*."""
         with tempfile.TemporaryDirectory() as fired:
             armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill", "EXACTLYONCE_FAILPOINTS_FIRED": fired}
-            self._finish(name, armed)
+            self._finish(name, armed, *options)
             return f"a process is killed at {failpoint}: {NAMES[failpoint]}" if os.listdir(fired) else ""
 
-    def _finish(self, name: str, armed: Mapping[str, str]) -> None:
+    def _finish(self, name: str, armed: Mapping[str, str], *options: str) -> None:
         """Run to the end of the input, once more if the coordinator was killed."""
         module, attribute, path = (str(self._reference[part]) for part in ("module", "attribute", "path"))
         command = [
             *(sys.executable, "-m", "exactlyonce.cli.main", "run", f"{module}:{attribute}", "--param", f"name={name}"),
             *("--until", "latest", "--checkpoint-interval", "100ms", "--parallelism", str(self._parallelism)),
-            *("--bootstrap-servers", self._kafka.bootstrap_servers),
-        ]
+            *("--bootstrap-servers", self._kafka.bootstrap_servers), *options,
+        ]  # fmt: skip
         for _ in range(1 + bool(armed)):
             done = subprocess.run(
                 command, cwd=path, env={**os.environ, **armed}, capture_output=True, text=True, timeout=LIMIT_S,
@@ -128,7 +132,8 @@ class BrokerRuns:
             if done.returncode != -signal.SIGKILL:
                 break
         if done.returncode:
-            raise AssertionError(f"{' '.join(command)} ends with {done.returncode}:\n{done.stderr[-4_000:]}")
+            cause = done.stderr.rpartition("exactlyonce: ")[2][-4_000:].strip()
+            raise AssertionError(f"{cause}\n  That is code {done.returncode} of {' '.join(command)}")
 
     def _visible(self, topic: str) -> list[tuple[bytes | None, bytes | None]]:
         return [(record.key, record.value) for record in self._kafka.read_committed(topic)]

@@ -57,6 +57,9 @@ class SimulatedClock:
     def monotonic_ms(self) -> int:
         return self._monotonic_ms
 
+    def processing_s(self) -> float:
+        return self._monotonic_ms / 1000
+
     def call_after(self, delay_ms: int, action: Callable[[], None]) -> Timer:
         """Run *action* once *delay_ms* have passed."""
         timer = Timer(self._monotonic_ms + delay_ms, action)

@@ -73,10 +73,12 @@ class CrashingWorld(SimulatedWorld):
         scripts: Mapping[str, Script],
         parallelism: int,
         crash: Crash | None = None,
+        *,
+        drains: bool = True,
     ) -> None:
         """*make* makes the pipeline anew for each process."""
         super().__init__(random.Random(0))
-        self._make = make
+        self._make, self.drains = make, drains
         self.store = StoreModel()
         self.graph = self.graph_of_process()
         self.fingerprint = self.graph.fingerprint()
@@ -132,7 +134,7 @@ class CrashingWorld(SimulatedWorld):
         read: InputRecord = record.value
         return Message(
             topic=topic, partition=partition, offset=record.offset, key=read.key, value=read.value,
-            headers=list(read.headers), timestamp=(1, read.timestamp_ms), leader_epoch=0,
+            headers=list(read.headers), timestamp=(1, read.timestamp_ms or read.time_ms), leader_epoch=0,
         )  # fmt: skip
 
     def consumed(self, messages: list[Message]) -> None:
@@ -236,8 +238,8 @@ class CrashingWorld(SimulatedWorld):
 class MemoryRuns:
     """The `Runs` of a pipeline on brokers in memory."""
 
-    def __init__(self, pipeline: Pipeline | Callable[..., Pipeline], parallelism: int) -> None:
-        self._parallelism = parallelism
+    def __init__(self, pipeline: Pipeline | Callable[..., Pipeline], parallelism: int, *, drains: bool = True) -> None:
+        self._parallelism, self._drains = parallelism, drains
         self.scripts: Mapping[str, Script] = {}
         if isinstance(pipeline, Pipeline):
             graph = pipeline.build()
@@ -253,7 +255,7 @@ class MemoryRuns:
         assert crash is None or isinstance(crash, Crash)
         topics = {node.id: cast("KafkaSource[Any]", node.source).place for node in self.graph.sources}
         scripts = {topics[source]: script for source, script in self.scripts.items()}
-        world = CrashingWorld(self._make, scripts, self._parallelism, crash)
+        world = CrashingWorld(self._make, scripts, self._parallelism, crash, drains=self._drains)
         world.run()
         if crash is None:
             self._requests = world.requests

@@ -13,10 +13,12 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.source import KafkaSource
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, ExactlyOnceError, GraphError
 from exactlyonce.pipeline.graph import LogicalGraph, Node
+from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink
@@ -60,6 +62,7 @@ def assert_exactly_once(
     stored: Mapping[str, Stored] | None = None,
     parallelism: int = 2,
     crashes_max: int | None = None,
+    drain: bool = True,
 ) -> None:
     """Assert that *pipeline*, or what the function makes for each process, gives *expected* exactly once. The function
     may take a name.
@@ -70,13 +73,16 @@ def assert_exactly_once(
     ``exactlyonce_broker`` it runs in processes of its own on the cluster of the fixture `kafka`, killed at failpoints.
 
     - *inputs*: by source or topic, the records in order: values as the source decodes them, `bytes` as they are, or
-      `Record` with key, time and headers. `CRASH` kills a worker that has taken the records before it, in every run.
+      `Record` with key, timestamp and headers. In memory, the timestamp of a message is what the source's ``time=``
+      gives, unless it is given. `CRASH` kills a worker that has taken the records before it, in every run.
     - *expected*: by sink or topic, the visible records in any order, likewise; or a function of their values that
       raises AssertionError. None, or a sink left out: what the run without a crash gives.
     - *side_effects*: by name, a function that returns all that the pipeline's functions have done elsewhere so far.
     - *stored*: on a cluster, by sink that writes to another store than Kafka, a function that gives the records that a
       reader of the store sees, in any order. It takes the name that the pipeline's function was given.
     - *crashes_max*: try so many of the crashes, evenly chosen.
+    - *drain*: whether all windows close and all timers of event time go off at the end of the inputs, as with
+      ``--drain``; else what is open then is not seen.
 
     Raises AssertionError, which names the crash, and what was lost and doubled; `GraphError` for a pipeline that cannot
     run in memory; the error with which a run of the pipeline ends.
@@ -89,15 +95,19 @@ def assert_exactly_once(
     >>> _ = numbers.map(lambda number: 2 * number, output=int).sink("out", KafkaSink("doubled"))
     >>> assert_exactly_once(pipeline, {"numbers": [1, 2, 3]}, {"out": [2, 4, 6]}, crashes_max=10)
     """
+    __tracebackhide__ = True  # pytest shows the caller's line and the message
     kafka = _cluster.get()
     if kafka is None:
-        runs: Runs = MemoryRuns(pipeline, parallelism)
+        runs: Runs = MemoryRuns(pipeline, parallelism, drains=drain)
     else:
         from exactlyonce.testing.broker_runs import BrokerRuns
 
-        runs = BrokerRuns(pipeline, parallelism, kafka, stored or {})
+        runs = BrokerRuns(pipeline, parallelism, kafka, stored or {}, drains=drain)
     runs.scripts = scripts_of(runs.graph, inputs)
-    _Experiment(runs, expected or {}, side_effects or {}).conduct(crashes_max)
+    try:
+        _Experiment(runs, expected or {}, side_effects or {}).conduct(crashes_max)
+    except (AssertionError, ExactlyOnceError) as error:  # the steps of the simulation tell nothing
+        raise error.with_traceback(None)  # noqa: B904 - it is the same error
 
 
 class _Experiment:
@@ -166,11 +176,28 @@ def _input(source: Any, record: object) -> InputRecord | Any:
     if record is CRASH:
         return CRASH
     if not isinstance(record, Record):
-        return InputRecord(_bytes_of(source.value_codec, record))
+        return _timed(source, InputRecord(_bytes_of(source.value_codec, record)))
     key = None if record.key is None else _bytes_of(source.key_codec, record.key)
-    return InputRecord(
-        _bytes_of(source.value_codec, record.value), key, record.timestamp_ms or 0, tuple(record.headers)
+    timestamp_ms = record.timestamp_ms or 0
+    return _timed(
+        source, InputRecord(_bytes_of(source.value_codec, record.value), key, timestamp_ms, tuple(record.headers))
     )
+
+
+def _timed(source: Any, record: InputRecord) -> InputRecord:
+    """*record* with its event time, if it has a usable one; a run says what is wrong with another."""
+    if source.event_time is None:
+        return record
+    message = Message(
+        topic=source.place, partition=0, offset=0, key=record.key, value=record.value, headers=[*record.headers],
+        timestamp=(1, record.timestamp_ms), leader_epoch=0,
+    )  # fmt: skip
+    decoder = source.decoder()
+    try:
+        (decoded,) = map(decoder.decode, decoder.parts([message]))
+        return record._replace(time_ms=max(0, ms_of(source.event_time.time(decoded))))
+    except USERS_ERRORS:
+        return record
 
 
 def _bytes_of(codec: Any, value: object) -> bytes | None:

@@ -23,7 +23,10 @@ class InputRecord(NamedTuple):
     value: bytes | None
     key: bytes | None = None
     timestamp_ms: int = 0
+    """0: none is given. Then a broker in memory takes `time_ms`, and a real one the present."""
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    time_ms: int = 0
+    """What `time=` of the source gives; 0: nothing of use."""
 
 
 Script = Sequence[InputRecord | ScriptedCrash]

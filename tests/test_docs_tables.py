@@ -16,6 +16,7 @@ from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
+from exactlyonce.cli.spark_arguments import NOTHING_COMPARED
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.delivery import Delivery
@@ -106,9 +107,9 @@ def test_the_settings_of_kafka_are_those_of_the_code(table: Table) -> None:
 
 
 def test_the_exit_codes_are_those_of_the_code(table: Table) -> None:
-    """The table of operations and the help have the code of every error, that of a clean end, and no other."""
+    """The table of operations and the help have the code of every error, those of ends without one, and no other."""
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ExactlyOnceError)]
-    codes = {0} | {each.exit_code for each in kinds}
+    codes = {0, NOTHING_COMPARED} | {each.exit_code for each in kinds}
     assert {int(row["code"]) for row in table("docs/operations.md", "code", "meaning", "do")} == codes
     listed = (parser().epilog or "").partition("exit codes:")[2]
     assert {int(each) for each in re.findall(r"^  (\d+) ", listed, re.MULTILINE)} == codes

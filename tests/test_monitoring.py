@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from exactlyonce.engines.local.monitoring.metrics import METRICS
 
@@ -23,7 +24,8 @@ LABELS = {
 
 
 def expressions() -> Iterator[str]:
-    yield from re.findall(r"expr: (.+)", (FOLDER / "alerts.yml").read_text())
+    rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())
+    yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
 
     def within(board: Any) -> Iterator[str]:
         if isinstance(board, dict):
@@ -44,8 +46,10 @@ def test_every_metric_that_is_asked_for_is_there() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_takes_the_rules() -> None:
-    checked = subprocess.run(
-        ["promtool", "check", "rules", str(FOLDER / "alerts.yml")], capture_output=True, text=True, timeout=60
-    )
+@pytest.mark.parametrize(
+    "asked", [["check", "rules", FOLDER / "alerts.yml"], ["test", "rules", Path(__file__).with_name("alert_cases.yml")]]
+)
+def test_promtool_takes_the_rules_and_their_cases(asked: list[Any]) -> None:
+    """Somebody is woken for a pipeline that is dead, was never there, or has never completed a checkpoint."""
+    checked = subprocess.run(["promtool", *map(str, asked)], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stdout + checked.stderr

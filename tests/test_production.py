@@ -116,7 +116,7 @@ def running(
     own_broker: Callable[..., KafkaCluster], database_server: Callable[[str], Any]
 ) -> Iterator[tuple[Running, KafkaCluster, Any]]:
     kafka, server = own_broker(), database_server("postgres")
-    for topic in ("orders", "order-totals"):
+    for topic in ("orders", "order-totals", "order-totals-dead"):
         kafka.create_topic(topic, partitions=4)
     server.execute("CREATE DATABASE production")
     environment = {
@@ -133,7 +133,8 @@ def running(
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_pipeline_survives_kills_and_answers_its_probes(running: tuple[Running, KafkaCluster, Any]) -> None:
-    """Topic and table have each order once, after two SIGKILLs, a second run by mistake, and a clean end.
+    """Topic and table have each order once, after two SIGKILLs, a second run by mistake, and a clean end. An order that
+    cannot be read is a dead letter, and stops none of them.
 
     The second run fences the first, which ends with code 5.
     """
@@ -141,6 +142,7 @@ def test_the_pipeline_survives_kills_and_answers_its_probes(running: tuple[Runni
     probe = CONTAINER["livenessProbe"]["httpGet"]["path"]
     for round in range(3):
         kafka.produce("orders", [(each, json.dumps({"customer": each, "total": 1})) for each in CUSTOMERS * 100])
+        kafka.produce("orders", ["no order"])
         run.await_answer(probe)
         run.await_answer("/ready")
         if round < 2:
@@ -160,5 +162,6 @@ def test_the_pipeline_survives_kills_and_answers_its_probes(running: tuple[Runni
     sums = [json.loads(record.value or b"") for record in kafka.read_committed("order-totals")]
     for customer in CUSTOMERS:
         assert [each["sum"] for each in sums if each["customer"] == customer] == [*range(1, 401)]
+    assert len(kafka.read_committed("order-totals-dead")) == 3
     rows = server.execute("SELECT customer, sum FROM order_totals ORDER BY customer", database="production")
     assert [tuple(row) for row in rows] == [(customer, 400) for customer in CUSTOMERS]

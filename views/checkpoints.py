@@ -221,8 +221,7 @@ def source_watermarks(manifest: Manifest) -> Iterator[SourceWatermark]:
         if splits:
             last = min(splits, key=lambda offset: offset.floor)
             at = last.in_cluster or last
-            at_ms = None if last.floor == NO_FLOOR else last.floor
-            yield SourceWatermark(source, at_ms, f"{at.topic}[{at.partition}]", len(splits))
+            yield SourceWatermark(source, manifest.late_up_to(last), f"{at.topic}[{at.partition}]", len(splits))
 
 
 @dataclass(frozen=True)

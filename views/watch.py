@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.ending.waiting import TRANSACTION, WaitingLook, WaitingOutput
+from exactlyonce.engines.ending.waiting import OPEN, WaitingLook, WaitingOutput
 from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
 from exactlyonce.engines.local.monitoring.page import NOTES, SAMPLES, drawn
 from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
@@ -27,9 +27,9 @@ from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.views.checkpoints import CheckpointView, source_watermarks, starts
 
-RUNNING, ENDED, SILENT, NEW, UNKNOWN = "running", "ended", "silent", "new", "unknown"
-"""What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has not, and
-writes none; there was none yet; the topic could not be read."""
+RUNNING, ENDED, FAILED, SILENT, NEW, UNKNOWN = "running", "ended", "failed", "silent", "new", "unknown"
+"""What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has ended by
+its own failure; the last has not ended, and writes none; there was none yet; the topic could not be read."""
 TIMEOUT_MS = 5_000
 
 
@@ -41,6 +41,16 @@ class PartitionView(NamedTuple):
     """Sn of the newest checkpoint."""
     lag: int | None
     """The records from there on that readers can see; None: the topic could not be asked."""
+
+
+class Seen(NamedTuple):
+    """What the last successful look has seen."""
+
+    at_ms: int | None
+    """None: there was none."""
+    history: History
+    waiting: list[WaitingOutput]
+    partitions: list[PartitionView]
 
 
 class Watch:
@@ -55,6 +65,7 @@ class Watch:
         self._log = LogFollower(config, pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
         self._waiting = WaitingLook(config, pipeline, TIMEOUT_MS)
+        self._known = Seen(None, History(pipeline), [], [])
         self._seen: dict[int, CheckpointView] = {}
         """The last `CHECKPOINTS`, also expired ones. Replaced whole, for any thread may ask for details."""
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
@@ -64,30 +75,35 @@ class Watch:
             client.close()
 
     def look(self, now_ms: int) -> dict[str, Any]:
-        """Its state at *now_ms*, in milliseconds since 1970, in the form of `engines.local.monitoring.page`."""
+        """Its state at *now_ms*, in milliseconds since 1970, in the form of `engines.local.monitoring.page`.
+
+        While the brokers cannot be asked it has what was seen last, and when that was.
+        """
+        problem = ""
         try:
-            history, problem = self._log.look(), ""
+            history = self._log.look()
             history.halt_if_damaged()
-            waiting = self._waiting.look(history)
-            partitions = [*self._partitions(history.latest)]
+            self._known = Seen(now_ms, history, self._waiting.look(history), [*self._partitions(history.latest)])
         except ExactlyOnceError as error:
-            history, problem, waiting, partitions = History(self._pipeline), str(error), [], []
+            problem = str(error)
+        as_of_ms, history, waiting, partitions = self._known
         views = {**self._seen, **dict(self._retained(history))}
         self._seen = dict(sorted(views.items())[-CHECKPOINTS:])
         seen = [*self._seen.values()]
         state, verdict = self._verdict(history, seen, problem, now_ms)
         lags = [partition.lag for partition in partitions if partition.lag is not None]
-        open_transactions = sum(output.kind == TRANSACTION for output in waiting)
         rate = _rate(seen) if state == RUNNING else 0
-        figures = {"records_per_s": rate, "lag": sum(lags), "open_transactions": open_transactions}
+        figures = {"records_per_s": rate, "lag": None, "open_transactions": None}
+        if as_of_ms is not None:
+            figures["lag"], figures["open_transactions"] = sum(lags), sum(output.state in OPEN for output in waiting)
         if self._letters:
             counts = [_records_by_sink(view.manifest) for view in seen]
             figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)
         if not problem:
-            self._samples.append((now_ms, figures["records_per_s"], figures["lag"]))
+            self._samples.append((now_ms, rate, sum(lags)))
         newest = history.newest_incarnation
         return {
-            "pipeline": self._pipeline, "at_ms": now_ms, "state": state, "well": verdict.well,
+            "pipeline": self._pipeline, "at_ms": now_ms, "as_of_ms": as_of_ms, "state": state, "well": verdict.well,
             "sentence": verdict.sentence, "cause": _cause(waiting, now_ms), "from_topic": True,
             "parallelism": history.latest.parallelism if history.latest else 0,
             "incarnation": newest.incarnation if newest else 0, "restarts": 0,
@@ -96,7 +112,8 @@ class Watch:
             "checkpoints": [bar for view in seen for bar in _bars(view)][-CHECKPOINTS:],
             "partitions": [partition._asdict() for partition in partitions],
             "watermarks": [
-                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None}
+                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None,
+                 "came": None}
                 for source in source_watermarks(history.latest)
             ] if history.latest else [],
             "savepoints": [_savepoint(manifest) for manifest in reversed(history.savepoints.values())],
@@ -153,6 +170,8 @@ class Watch:
             return NEW, Verdict(False, "there is no run of it yet in this cluster")
         last = f"checkpoint {seen[-1].manifest.checkpoint} is {_ago(seen[-1], now_ms)} old" if seen else "no checkpoint"
         beat = shown_duration(max(0, now_ms - newest.heartbeat_ms))
+        if newest.exit_code:
+            return FAILED, Verdict(False, f"its last run {newest.end.rstrip('.')}; that was {beat} ago; {last}")
         if newest.ended:
             return ENDED, Verdict(True, f"its last run ended cleanly, {beat} ago; {last}")
         if history.living(now_ms) is None:
@@ -253,6 +272,8 @@ def _story(history: History) -> Iterator[tuple[int, str]]:
         told.append((known.started_at_ms, began))
         if known.cancelled:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} was cancelled"))
+        elif known.exit_code:
+            told.append((known.heartbeat_ms, f"incarnation {known.incarnation} {known.end}"))
         elif known.ended:
             told.append((known.heartbeat_ms, f"incarnation {known.incarnation} ended cleanly"))
     for start in starts(history, history.retained):

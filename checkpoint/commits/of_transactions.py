@@ -129,7 +129,7 @@ class TransactionCommits(CommitProtocol):
         outputs: Outputs = yield ask.KnownOutputs()
         yield from sweep(
             self.pipeline, incarnation, attempt, protected=protected, fenced_below=fenced_below,
-            outputs={(topic, partition) for _, topic, partitions in outputs for partition in range(partitions)},
+            outputs={(output.topic, partition) for output in outputs for partition in range(output.partitions)},
         )  # fmt: skip
 
     # --- decisions
@@ -147,9 +147,9 @@ class TransactionCommits(CommitProtocol):
         """
         wanted = [precommit for precommit in precommits if precommit.records]
         places = {precommit.sink: set[tuple[str, int]]() for precommit in wanted}
-        for sink, topic, partitions in outputs:
-            if sink in places:
-                places[sink].update((topic, partition) for partition in range(partitions))
+        for output in outputs:
+            if output.sink in places:
+                places[output.sink].update((output.topic, partition) for partition in range(output.partitions))
         asked = {place for some in places.values() for place in some}
         if not asked:
             return {}

@@ -38,6 +38,7 @@ from exactlyonce.checkpoint.records.columns import (
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
+    LATE_AT_FLOOR,
     LOSS_ACCEPTED,
     MANIFEST_SIZE_MAX,
     BlockRef,
@@ -132,6 +133,7 @@ def _arrays(**items: object) -> dict[str, tuple[object, object]]:
     return {name: (_array(of), []) for name, of in items.items()}
 
 
+_SINK_1 = _record("SinkPartitions", sink="string", topic="string", partitions="int")
 _SHA256 = {"type": "fixed", "name": "Sha256", "size": 32}
 _BLOCK_REF = _record("BlockRef", partition="int", offset="long", key="string", size="int", sha256=_SHA256)
 _SOURCE_OFFSET_1 = _record(
@@ -180,6 +182,7 @@ _TEXT, _FLAG = ("string", ""), ("boolean", False)
 _INCARNATION_2 = _with(_INCARNATION_1, ended=_FLAG)
 _INCARNATION_3 = _with(_INCARNATION_2, bounded=_FLAG, cancelled=_TEXT, storage=_TEXT, condemned=_FLAG)
 _INCARNATION_4 = _with(_INCARNATION_3, machine=_TEXT)
+_INCARNATION_5 = _with(_INCARNATION_4, exit_code=("int", 0), failure=_TEXT, skip=_TEXT)
 
 _MANIFEST_1 = _record(
     "Manifest",
@@ -202,7 +205,7 @@ _MANIFEST_1 = _record(
     operators=_array(_OPERATOR),
     order_logs=_array(_ORDER_LOG),
     committables=_array(_COMMITTABLE),
-    sinks=_array(_record("SinkPartitions", sink="string", topic="string", partitions="int")),
+    sinks=_array(_SINK_1),
 )
 
 _SOURCE_OFFSET_2 = _with(_SOURCE_OFFSET_1, leader_epoch=("int", -1))
@@ -306,6 +309,8 @@ LAYOUTS: dict[type, tuple[Layout, ...]] = {
 """Every way in which the lists of a class were ever packed, oldest first; a record has its place here."""
 
 _MANIFEST_8 = _packed(_MANIFEST_7, _MANIFEST_LISTS_1.fields, parts=_array(_SHA256))
+_SINK_2 = _with(_SINK_1, topic_id=_TEXT, partitioner=_TEXT)
+_MANIFEST_9 = _with(_with_items(_MANIFEST_8, sinks=_SINK_2), rules=("int", LATE_AT_FLOOR))
 _FINALIZED_1 = _record(
     "Finalized",
     checkpoint="long",
@@ -319,12 +324,12 @@ _FINALIZED_3 = _with(_FINALIZED_2, decided_at_ms=("long", 0), stats=("bytes", ""
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     Manifest: (
         *(_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6, _MANIFEST_7),
-        _MANIFEST_8,
+        *(_MANIFEST_8, _MANIFEST_9),
     ),
     ManifestPart: (_record("ManifestPart", checkpoint="long", incarnation="long", part="int", body="bytes"),),
     Finalized: (_FINALIZED_1, _FINALIZED_2, _FINALIZED_3),
     CheckpointStats: (_packed(_record("CheckpointStats", checkpoint="long"), ()),),
-    Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3, _INCARNATION_4),
+    Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3, _INCARNATION_4, _INCARNATION_5),
     Repair: (
         _record(
             "Repair",
@@ -356,7 +361,7 @@ SIZE_MAX: dict[type, int] = {
 has `CheckpointStats`, too."""
 
 _TUPLES = {
-    "sinks": ("sink", "topic", "partitions"),
+    "sinks": ("sink", "topic", "partitions", "topic_id", "partitioner"),
     "fates": ("transactional_id", "fate"),
     "ledger": ("sink", "subtask", "checkpoint"),
     "outputs_by_partition": ("sink", "partitions"),

@@ -8,18 +8,24 @@ was written.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
-SAVEPOINT, RESTORED, SPARK_SINK = "savepoint", "restored", "spark"
+INITIAL, SAVEPOINT, RESTORED, SPARK_SINK = "initial", "savepoint", "restored", "spark"
+LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
+"""What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
+FAILURE_CHARACTERS_MAX = 2_000
+"""Of the text of a failure; the rest is left out."""
 LOSS_ACCEPTED = "loss accepted"
 """The fate of a committable that the user gives up."""
 
@@ -138,7 +144,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     cursor: str = ""
     """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
     floor: int = NO_FLOOR
-    """The event time in ms up to which its later records are late; see `engines.runtime.source_times`."""
+    """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
 
     @property
     def in_topic(self) -> bool:
@@ -189,6 +195,19 @@ class MarkedPlace(RecordPlace, frozen=True):
 
     def __str__(self) -> str:
         return f"{super().__str__()}@{self.mark}"
+
+
+class Output(NamedTuple):
+    """The topic of one sink, as it was when a checkpoint was decided."""
+
+    sink: str
+    topic: str
+    partitions: int
+    """The partitioning that a replay must reproduce."""
+    topic_id: str = ""
+    """The identity of the topic; empty: a version before it was noted."""
+    partitioner: str = ""
+    """The partitioner of its records, as librdkafka names it; empty: likewise."""
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):
@@ -255,8 +274,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorSnapshot, ...]
     order_logs: tuple[OrderLog, ...]
     committables: tuple[Committable, ...]
-    sinks: tuple[tuple[str, str, int], ...]
-    """(sink id, topic, partition count): the partitioning that a replay must reproduce."""
+    sinks: tuple[Output, ...]
+    """The sinks that write to topics, each with its topic."""
     staged: tuple[StoreCommittable, ...] = ()
     """The committables of sinks whose stores keep a ledger; those of Kafka are in `committables`."""
     ledger: tuple[tuple[str, int, int], ...] = ()
@@ -277,11 +296,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
+    rules: int = LATE_AT_FLOOR
+    """The rule by which records of its interval were late, for a replay; the default is that of older versions."""
+
+    @property
+    def output_ids(self) -> dict[str, str]:
+        """The identities of the output topics by name, as far as they are known; none before the first output."""
+        return {output.topic: output.topic_id for output in self.sinks if output.topic_id and self.checkpoint}
 
     @property
     def in_cluster(self) -> tuple[SourceOffset, ...]:
         """The positions in topics of the checkpoints' cluster."""
         return tuple(at for offset in self.offsets if (at := offset.in_cluster) is not None)
+
+    def late_up_to(self, position: SourceOffset) -> int | None:
+        """The event time in ms up to which later records at *position*, one of `offsets`, are late; None: none is."""
+        below = int(self.rules >= LATE_BELOW_LATEST)
+        return None if position.floor == NO_FLOOR else position.floor - below
 
     def positions_at(self, place: str) -> list[SourceOffset]:
         """The positions in the topic at *place*, also those of patterns that it matches."""
@@ -290,6 +321,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def partitions_of(self, sink: str) -> int | None:
         """The partitions over which the outputs of *sink* were distributed, None if the client did; see above."""
         return dict(self.outputs_by_partition).get(sink)
+
+    def partitioner_of(self, sink: str) -> str:
+        """The partitioner of the outputs of *sink*, empty if an older version has written none."""
+        return next((output.partitioner for output in self.sinks if output.sink == sink), "")
+
+    def writes(self, sink: str, topic: str) -> bool:
+        """Whether *sink* writes to *topic*."""
+        return any((output.sink, output.topic) == (sink, topic) for output in self.sinks)
 
     @property
     def is_savepoint(self) -> bool:
@@ -348,6 +387,28 @@ class Finalized(msgspec.Struct, frozen=True):
     """The `CheckpointStats`, encoded; empty: not known."""
 
 
+class Failure(NamedTuple):
+    """Why an incarnation has failed: fields of its record."""
+
+    exit_code: int
+    failure: str
+    skip: str = ""
+
+    @classmethod
+    def of(cls, error: ExactlyOnceError, redact: Callable[[str], str]) -> Failure:
+        """The failure by *error*; *redact* removes secrets from a text.
+
+        >>> facts = {"topic": "orders", "partition": 0, "offset": 42}
+        >>> Failure.of(RecordError("It is no order.", **facts), str)
+        Failure(exit_code=3, failure='It is no order.', skip='orders:0:42')
+        """
+        text, place = redact(str(error)), [error.facts.get(name) for name in ("topic", "partition", "offset")]
+        skip = ":".join(map(str, place)) if isinstance(error, RecordError) and None not in place else ""
+        if skip and (marked := re.search(rf"--skip ({re.escape(skip)}(?:@[0-9a-f]+)?)", text)):
+            skip = marked[1]
+        return cls(error.exit_code, text[:FAILURE_CHARACTERS_MAX], skip)
+
+
 class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a pipeline's coordinator."""
 
@@ -370,6 +431,19 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     """The user wants everything of the cancelled pipeline deleted: the next process does so before anything else."""
     machine: str = ""
     """The system that `process` runs on, since two machines or containers may have one name. Empty: unknown."""
+    exit_code: int = 0
+    """The code with which it ends, after a failure; 0: it has not failed."""
+    failure: str = ""
+    """Why it failed, for people and without secrets."""
+    skip: str = ""
+    """The record that the failure names, as `--skip` takes it; empty: it names none that can be left out."""
+
+    @property
+    def end(self) -> str:
+        """How it has ended, after its name: the first line of the failure, if it has failed."""
+        if not self.exit_code:
+            return "has ended"
+        return f"has failed with code {self.exit_code}: {self.failure.partition(chr(10))[0]}"
 
 
 class Repair(msgspec.Struct, frozen=True):

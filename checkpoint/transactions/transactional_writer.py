@@ -33,8 +33,8 @@ OPEN_TIMEOUT_MS = 60_000
 ABORT_TIMEOUT_MS = 8_000
 MARKERS_TIMEOUT_MS = 10_000
 MARKERS_PAUSE_MS = 5
-TRANSACTION_TIMEOUT_MS = 180_000
-"""Longer than any write is tried, else the broker aborts it meanwhile."""
+DECISION_TIMEOUT_MS = 180_000
+"""Of a transaction: longer than any write is tried, else the broker aborts it meanwhile."""
 EPOCH_LAST = 32_766
 """The end of a transaction under this epoch gives the id another producer id, so that lost markers could never be
 written again. So nothing is written under it, and an empty transaction is ended."""
@@ -86,7 +86,7 @@ class TransactionalWriter:
         """Fence every older writer, and abort its open transaction."""
         answered = yield from self._asked(
             lambda wait_ms: ask.InitTransactions(
-                transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, wait_ms=wait_ms
+                transactional_id=self.transactional_id, transaction_timeout_ms=DECISION_TIMEOUT_MS, wait_ms=wait_ms
             ),
             f"Fencing older writers of {self.topic}",
             self._clock.monotonic_ms() + OPEN_TIMEOUT_MS,

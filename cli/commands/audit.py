@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
-from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
+from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, add_replaying, executors
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
@@ -19,7 +19,7 @@ Compute the output between the retained checkpoints again, along their order log
 compare it with the records that read_committed readers see. Show missing, doubled,
 changed and reordered records, and records of no checkpoint, each with its place and its
 input record. Output that can no longer be judged is named. The audit fences nobody,
-opens no transaction and writes nothing. Exit code 1 for any finding, 2 if nothing could
+opens no transaction and writes nothing. Exit code 1 for any finding, 10 if nothing could
 be judged.
 
 examples:
@@ -28,8 +28,8 @@ examples:
   exactlyonce audit orders:pipeline --json
 
 {SPARK_TEXT}"""
-FOUND, NOTHING_JUDGED = 1, 2
-"""Exit codes."""
+FOUND = 1
+"""The exit code of any finding."""
 _SHOWN = 20
 
 
@@ -73,7 +73,7 @@ def audit(args: argparse.Namespace) -> int:
 def exit_code(report: AuditReport) -> int:
     if report.findings:
         return FOUND
-    return 0 if report.is_judged else NOTHING_JUDGED
+    return 0 if report.is_judged else NOTHING_COMPARED
 
 
 def as_json(report: AuditReport) -> dict[str, Any]:

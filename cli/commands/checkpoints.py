@@ -158,6 +158,8 @@ def as_text(view: CheckpointsView, bootstrap_servers: str, width: int) -> Iterat
     if newest is not None:
         seen = f"{'ended' if newest.ended else 'last seen'} {text.moment(newest.heartbeat_ms)}"
         yield f"incarnation {newest.incarnation}: process {newest.process} on {newest.host}, {seen}"
+        if newest.exit_code:
+            yield text.wrapped(f"it {newest.end}", width)
     for key, why in history.damaged.items():
         yield f"damaged: {key}: {why}"
     if not listed:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
-from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
+from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, add_replaying, executors
 from exactlyonce.cli.text import printable, table
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ _EXAMPLES = f"""\
 Compute the output of two versions of a pipeline over the same real input, and compare it key
 by key: a test of a change before it runs. Both begin with the state of one checkpoint of the
 pipeline, by default its newest savepoint, else the oldest checkpoint that is retained, and
-read up to --to. Nothing is written, and a running pipeline is not disturbed.
+read up to --to. Nothing is written, and a running pipeline is not disturbed. Exit code 1 if
+outputs differ, 10 if there were none to compare.
 
 examples:
   git show main:orders.py > orders_before.py
@@ -66,6 +67,8 @@ def diff(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     print(*([json.dumps(_figures(report))] if args.json else _text(report)), sep="\n", flush=True)
+    if not report.is_judged:
+        return NOTHING_COMPARED
     return 0 if report.agrees else DIFFERS
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -106,21 +105,27 @@ def _as_text(subject: Subject, findings: Findings) -> Iterator[str]:
 def as_json(findings: Findings) -> dict[str, Any]:
     return {
         "problems": findings.problems,
-        "findings": [vars(diagnosis) for diagnosis in findings.diagnoses],
+        "findings": [vars(diagnosis) for diagnosis in findings.in_order],
         "checked": findings.checked,
         "not_checked": [unchecked._asdict() for unchecked in findings.unchecked],
     }
 
 
 def as_text(findings: Findings, width: int) -> Iterator[str]:
-    """The findings for people, the gravest first."""
-    for diagnosis in sorted(findings.diagnoses, key=attrgetter("level"), reverse=True):  # problems, then notes
+    """The findings for people, the cause first: what could not be asked may be why the rest is as it is."""
+    failed = [unchecked for unchecked in findings.unchecked if unchecked.failed]
+    for what, why, _ in failed:
+        yield from text.labelled("failed", f"{what}: {why}", 13, width, "")
+    if failed:
+        yield ""
+    for diagnosis in findings.in_order:
         yield from _lines(diagnosis, width)
         yield ""
     if findings.checked:
         yield from text.labelled("checked", "; ".join(findings.checked), 13, width, "")
-    for what, why, failed in sorted(findings.unchecked, key=attrgetter("failed")):
-        yield from text.labelled("failed" if failed else "not checked", f"{what}: {why}", 13, width, "")
+    for what, why, has_failed in findings.unchecked:
+        if not has_failed:
+            yield from text.labelled("not checked", f"{what}: {why}", 13, width, "")
 
 
 def _lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:

@@ -20,6 +20,7 @@ from exactlyonce.cli.arguments import (
 )
 from exactlyonce.engines.events import LEVELS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
+from exactlyonce.pipeline.errors import BEFORE_ANYTHING_RAN, StoppedShort
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def add(commands: Commands) -> None:
 
 def _add_running(parser: Parser) -> None:
     settings = declared(RunOptions)
-    add_settings(parser, *(settings[name] for name in ("until", "drain", "standby", "parallelism", "inline")))
+    first = ("until", "drain", "max_late", "standby", "broker_timeout_ms", "parallelism", "inline")
+    add_settings(parser, *(settings[name] for name in first))
     parser.add_argument(
         "--restart",
         metavar="STRATEGY",
@@ -84,7 +86,7 @@ def _add_running(parser: Parser) -> None:
         help="after failures: none, fixed_delay:attempts=N,delay=T, failure_rate:failures=N,window=T,delay=T or "
         "exponential_delay:initial=T,max=T (the default)",
     )
-    add_settings(parser, *(settings[name] for name in ("accept_loss", "skip", "repair")))
+    add_settings(parser, *(settings[name] for name in ("accept_loss", "accept_new_output", "skip", "repair")))
 
 
 def restart(text: str) -> dict[str, int | str]:
@@ -107,6 +109,16 @@ def settings_given(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Run until a clean end, or raise."""
+    args.stopper = None
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        if args.stopper is not None and args.stopper.has_begun:
+            raise
+        raise StoppedShort(BEFORE_ANYTHING_RAN) from None
+
+
+def _run(args: argparse.Namespace) -> int:
     from exactlyonce.cli.lines import show_from_handler
     from exactlyonce.connectors.kafka.errors import NotAuthorized
     from exactlyonce.engines import events
@@ -128,8 +140,9 @@ def run(args: argparse.Namespace) -> int:
     def answer(again: bool) -> None:
         show_from_handler(name, ENDING_AT_ONCE if again else STOPPING, in_terminal=in_terminal)
 
+    args.stopper = Stopper(answer)
     try:
-        manifest = run_loaded(pipeline, options, reporter, Stopper(answer))
+        manifest = run_loaded(pipeline, options, reporter, args.stopper)
     except NotAuthorized as error:
         from exactlyonce.views.doctor.examination import missing_rights
 

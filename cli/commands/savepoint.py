@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,33 +65,19 @@ def savepoint(args: argparse.Namespace) -> int:
     history = read_history(config, pipeline)
     living = asking.living_run(history)
     runs = living is not None
-    with _interrupted_by_sigterm():
-        if living is not None:
-            manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop, note=note_for(args))
-        else:
-            manifest = _newest(history, args)
-        url = _shown(config, manifest, args, taken=runs)
-        shared = len(manifest.requests) > 1
-        if url and runs and not args.stop and not shared:
-            _let_go(config, manifest, url, timeout_ms, note_for(args))
+    if living is not None:
+        manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop, note=note_for(args))
+    else:
+        manifest = _newest(history, args)
+    url = _shown(config, manifest, args, taken=runs)
+    shared = len(manifest.requests) > 1
+    if url and runs and not args.stop and not shared:
+        _let_go(config, manifest, url, timeout_ms, note_for(args))
     if not args.json:
         kept = runs and (args.stop or not url or shared)
         for line in _what_stays(manifest, kept=kept, shared=bool(url) and shared, stopped=args.stop):
             print(line)
     return 0
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: a savepoint never expires, so the user must hear of it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _newest(history: History, args: argparse.Namespace) -> Manifest:

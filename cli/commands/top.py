@@ -96,13 +96,17 @@ def drawn(state: Mapping[str, Any]) -> RenderableType:
     ]
     if state["cause"]:
         lines.append(Text(state["cause"], style="yellow"))
+    lag, transactions = map(_count, (figures["lag"], figures["open_transactions"]))
     lines += [
         Text(),
         Text(
-            f"{figures['records_per_s']:,} records/s   lag {figures['lag']:,}   "
-            f"{figures['open_transactions']} open transactions   incarnation {state['incarnation'] or '-'}"
+            f"{figures['records_per_s']:,} records/s   lag {lag}   {transactions} open transactions   "
+            f"incarnation {state['incarnation'] or '-'}"
         ),
     ]
+    if state["as_of_ms"] not in (None, state["at_ms"]):
+        age = shown_duration(state["at_ms"] - state["as_of_ms"])
+        lines.append(Text(f"all of this as it was {age} ago, at {text.moment(state['as_of_ms'])}", style="yellow"))
     if done:
         longest = max(each["duration_ms"] for each in done)
         lines += [Text(), Text(f"{bars([each['duration_ms'] for each in done])}  checkpoints, {longest:,} ms at most")]
@@ -128,6 +132,10 @@ def bars(values: list[int]) -> str:
     return "".join(BARS[min(len(BARS) - 1, value * len(BARS) // (longest + 1))] for value in values)
 
 
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
 def _checkpoints(done: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for each in reversed(done):
         number, took = str(each["id"]), f"{each['duration_ms']:,} ms"
@@ -140,8 +148,7 @@ def _checkpoints(done: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 def _partitions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for each in sorted(state["partitions"], key=lambda each: -(each["lag"] or 0)):
-        lag = "-" if each["lag"] is None else f"{each['lag']:,}"
-        yield each["source"], f"{each['topic']}[{each['partition']}]", f"{each['offset']:,}", lag
+        yield each["source"], f"{each['topic']}[{each['partition']}]", f"{each['offset']:,}", _count(each["lag"])
 
 
 def _transactions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

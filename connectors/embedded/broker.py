@@ -70,6 +70,8 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d %p %c{1}: %m%n
 """
 _LINES_OF_LOG = 15
+_PRIVATE_UMASK = 0o077
+"""Records, settings and their passwords are the owner's alone."""
 _offsets = itertools.count(os.getpid() * 7_919)
 """The offsets of free ports: processes that start together begin far apart."""
 _reservations: list[socket.socket] = []
@@ -126,7 +128,9 @@ class EmbeddedBroker:
         """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            (self.data_dir / "lock").touch()
+            if self._properties.exists() or not any(self.data_dir.iterdir()):
+                self.data_dir.chmod(0o700)
+            (self.data_dir / "lock").touch(mode=0o600)
         except OSError as error:
             raise ConfigError(
                 f"The embedded broker cannot keep its data in {self.data_dir}: {error.strerror}. Choose another folder "
@@ -206,7 +210,7 @@ class EmbeddedBroker:
     def _java_options(self, java: Path, jars: Path) -> list[str]:
         log4j, scratch = self.data_dir / "log4j2.properties", self.data_dir / "tmp"
         shutil.rmtree(scratch, ignore_errors=True)  # a killed broker leaves its unpacked native libraries there
-        scratch.mkdir()
+        scratch.mkdir(mode=0o700)
         places = [f"-Dlog4j2.configurationFile={log4j}", f"-Djava.io.tmpdir={scratch}"]
         archive = class_archive(java, jars)
         archived = [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
@@ -224,14 +228,14 @@ class EmbeddedBroker:
             "log.dirs": str(logs),
             **self.settings,
         }
-        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        (self.data_dir / "log4j2.properties").write_text(LOG4J)
+        _write_privately(self._properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
+        _write_privately(self.data_dir / "log4j2.properties", LOG4J)
         if (logs / "meta.properties").exists():  # the last file that formatting writes
             return
         shutil.rmtree(logs, ignore_errors=True)
         cluster_id = "E" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # never begins like an option
         tool = [*command, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties)]
-        formatted = subprocess.run(tool, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        formatted = subprocess.run(tool, stdin=subprocess.DEVNULL, capture_output=True, text=True, umask=_PRIVATE_UMASK)
         if formatted.returncode:
             output = formatted.stdout + formatted.stderr
             _refuse_settings(output)
@@ -243,11 +247,12 @@ class EmbeddedBroker:
         """Start the process with the lock, and wait until it answers; kill it if it does not."""
         if self._lifetime == "process":
             command = dying_with_parent(command)
-        with open(self.log_path, "ab") as log:
+        with open(self.log_path, "ab", opener=_private) as log:
             log_start = log.tell()
             self._child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock_fd], start_new_session=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock_fd], start_new_session=True,
+                umask=_PRIVATE_UMASK,
+            )  # fmt: skip
         try:
             self._remember(self._child.pid, port)
             self._await_answer(self._child.pid, f"{HOST}:{port}", log_start)
@@ -283,7 +288,7 @@ class EmbeddedBroker:
 
     def _remember(self, pid: int, port: int) -> None:
         draft = self._record.with_suffix(".new")
-        draft.write_text(json.dumps({"pid": pid, "port": port}))
+        _write_privately(draft, json.dumps({"pid": pid, "port": port}))
         draft.rename(self._record)
 
     def _recorded(self) -> tuple[int | None, int | None]:
@@ -387,3 +392,12 @@ def _ended_within(pid: int, limit_s: float) -> bool:
         return bool(ended.poll(limit_s * 1000))
     finally:
         os.close(pidfd)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _write_privately(path: Path, text: str) -> None:
+    with open(path, "w", opener=_private) as file:
+        file.write(text)

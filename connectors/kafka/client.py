@@ -6,15 +6,19 @@ checkpoints are kept. `errors.explained` turns their exceptions into errors of o
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
 from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import exact_consumer
 
 REQUEST_TIMEOUT_S = 8.0
+REACH_TIMEOUT_S = 0.5
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
 """The size of a record batch: the largest block, its key and Kafka's overhead."""
 BLOCKS_KILOBYTES = 256 * 1024
@@ -47,6 +51,15 @@ def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
     """The connection settings of *config* and our *own* settings, with underscores for dots."""
     chosen = {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
     return chosen | {name.replace("_", "."): value for name, value in own.items()}
+
+
+def can_reach(config: ClientConfig) -> bool:
+    """Whether some broker that `bootstrap.servers` names takes a connection. Whether it answers is not asked."""
+    for address in config.addresses:
+        host, _, port = address.rpartition(":")
+        with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT_S):
+            return True
+    return False
 
 
 def producer(config: Mapping[str, Any], **own: object) -> Producer:

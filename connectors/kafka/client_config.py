@@ -73,6 +73,11 @@ class ClientConfig:
         _refuse_contradictions(settings)
 
     @property
+    def addresses(self) -> list[str]:
+        """The host and the port of each of `bootstrap_servers`."""
+        return [re.sub(r"^\w+://", "", server.strip()) for server in self.bootstrap_servers.split(",")]
+
+    @property
     def bootstrap_servers(self) -> str:
         """`host:port` of one or more brokers, separated by commas. Raises `ConfigError` for a reference to none."""
         servers = look_up("bootstrap.servers", self.settings["bootstrap.servers"])
@@ -129,8 +134,7 @@ class ClientConfig:
                 f"Give certificates as PEM (ssl.ca.location, ssl.certificate.location, ssl.key.location), and OAuth "
                 f"tokens by oauth_cb=module:function. Supported settings: {', '.join(sorted(_SECURITY_KNOWN))}."
             )
-        servers = [re.sub(r"^\w+://", "", server.strip()) for server in self.bootstrap_servers.split(",")]
-        arguments: dict[str, Any] = {"bootstrap_servers": servers, "security_protocol": self.protocol}
+        arguments: dict[str, Any] = {"bootstrap_servers": self.addresses, "security_protocol": self.protocol}
         if "client.id" in settings:
             arguments["client_id"] = settings["client.id"]
         if self.protocol in ("SSL", "SASL_SSL"):

@@ -90,7 +90,7 @@ def write_again(
             raise BrokerUnavailable(f"The broker forgot {transactional_id} right after its initialisation. Run again.")
         producer.begin_transaction()
         for record in records:
-            _produce(producer, record)
+            produce(producer, record)
         left = producer.flush(TIMEOUT_S)
     except RecordsGone as gone:
         return _abandoned(transactions, transactional_id, str(gone))
@@ -110,7 +110,8 @@ def _abandoned(transactions: Transactions, transactional_id: str, why: str) -> s
     return why
 
 
-def _produce(producer: Producer, record: Outgoing) -> None:
+def produce(producer: Producer, record: Outgoing) -> None:
+    """Hand *record* to *producer*, once its queue has room; `BrokerUnavailable` if it has none for long."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:

@@ -29,6 +29,8 @@ from exactlyonce.pipeline.errors import Halt
 OFFSET_OUT_OF_RANGE = 1
 FETCH_BYTES = 4 << 20
 MESSAGES_AT_ONCE = 1_000
+HELD = "an open transaction holds readers of"
+"""In the error of a look at records that gave up."""
 
 
 class RecordsGone(Halt):
@@ -299,9 +301,8 @@ def _fate(committable: Committable, written: Written, answer: Any) -> Fate:
     fate = _fate_now(Producer(committable.producer_id, committable.epoch), written, answer)
     if fate is None:
         raise Again(
-            f"an open transaction holds readers of {written.topic}-{written.partition} at offset "
-            f"{answer.last_stable_offset}, before our first record ({written.first_offset}); kafka-transactions.sh "
-            f"find-hanging shows its producer"
+            f"{HELD} {written.topic}-{written.partition} at offset "
+            f"{answer.last_stable_offset}, before our first record ({written.first_offset})"
         )
     return fate
 

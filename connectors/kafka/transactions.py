@@ -119,6 +119,11 @@ class Transactions:
             lambda: self._wire.remembering(lambda: self._producers(wanted)), "Describing producers"
         )
 
+    def named(self, producer_id: int) -> str | None:
+        """The transactional id with that producer id; None: unknown to the brokers, or hidden from us."""
+        listed = self.list("", [producer_id])
+        return next((one.transactional_id for one in listed if one.producer_id == producer_id), None)
+
     def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> EndAnswer:
         """Ask once to commit or abort; see `end_all`."""
         return self.end_all([Ending(transactional_id, producer_id, epoch)], commit=commit)[0]

@@ -16,11 +16,19 @@ from typing import NamedTuple, cast
 from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.partitioning import fitting
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.reader import offset_of
+from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.pipeline.errors import UserError
 
 READ_AT_ONCE = 10_000
+NEWEST_OFFSETS = 100
+"""The offsets of a partition that `other_partitioner` reads."""
+KEYS_ENOUGH = 32
+NEWEST_TIMEOUT_S = 5.0
 Writer = tuple[int, int]
 """The producer id and epoch of one transaction."""
 
@@ -147,6 +155,28 @@ def is_visible(config: ClientConfig, topic: str, partition: int, start: int, end
     """Whether readers see a record of [*start*, *end*); *end* is at most the last stable offset."""
     with closing(RangeReader(topic, partition, start, end, config)) as reader:
         return bool(reader.read(1))
+
+
+def other_partitioner(topics: Topics, topic: Topic, wanted: str) -> str:
+    """The partitioner that has put the newest visible records of *topic* where they are, if it is not *wanted*.
+
+    Empty if none shows, as if records have no keys, or the topic cannot be read.
+    """
+    if topic.partitions == 1:
+        return ""
+    found: list[tuple[bytes | None, int]] = []
+    try:
+        span = topics.spans([topic])[topic.name]
+        for partition, first in span.first.items():
+            end = span.end[partition]
+            place = topic.name, partition, max(first, end - NEWEST_OFFSETS), end
+            with closing(RangeReader(*place, topics.config, timeout_s=NEWEST_TIMEOUT_S)) as reader:
+                found += ((message.key(), partition) for message in reader.read(NEWEST_OFFSETS))
+            if len({key for key, _ in found if key}) >= KEYS_ENOUGH:
+                break
+    except (UserError, RangeGone):  # a note is not worth a failure
+        return ""
+    return fitting(found, topic.partitions, wanted)
 
 
 def headers_of(message: Message) -> Headers:

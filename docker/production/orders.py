@@ -2,7 +2,7 @@
 
 import msgspec
 
-from exactlyonce import Pipeline
+from exactlyonce import DeadLetters, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PostgresSink
 
@@ -22,9 +22,10 @@ def add(total: int | None, order: Order) -> tuple[int, Total]:
     return total, Total(order.customer, total)
 
 
+DEAD = DeadLetters("order-totals-dead")
 pipeline = Pipeline("order-totals")
 totals = (
-    pipeline.source("orders", KafkaSource("orders", value=Order))
+    pipeline.source("orders", KafkaSource("orders", value=Order, on_error=DEAD))
     .key_by(lambda order: order.customer)
     .stateful_map("totals", add)
 )

@@ -182,6 +182,7 @@ def _common(
         skips=connections.skips,
         incremental=options.checkpoint.incremental,
         output_partitions=connections.surroundings.outputs.partitions,
+        partitioners=connections.surroundings.outputs.partitioners,
     )
 
 

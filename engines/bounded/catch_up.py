@@ -38,7 +38,7 @@ from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to_distribute
-from exactlyonce.engines.runtime.source_decoder import NAMED_MAX, Skipped
+from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.system_clock import SystemClock
@@ -48,6 +48,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.sizes import counted
 
 FOLLOW_PAUSE_MIN_S = 0.1
 FOLLOW_PAUSE_MAX_S = 1.0
@@ -100,14 +101,13 @@ def refuse_at_most_once(graph: LogicalGraph) -> None:
 
 
 def skip_lines(skipped: Iterable[Skipped]) -> Iterator[str]:
-    """Lines that name the first records that a checkpoint has skipped of each source, and count the others."""
+    """A line for each source: how many records a checkpoint has skipped of it, where, and why the first."""
     for source, group in groupby(skipped, lambda partition: partition.source):
         partitions = list(group)
-        sentences = [sentence for partition in partitions for _, sentence in partition.first][:NAMED_MAX]
-        yield from (f"skipped: {sentence}" for sentence in sentences)
-        if more := sum(partition.count for partition in partitions) - len(sentences):
-            where = ", ".join(f"{p.topic}[{p.partition}] {p.count:,}" for p in partitions)
-            yield f"skipped: source {source!r}: {more:,} more records of the same checkpoint; by partition {where}"
+        count = counted(sum(partition.count for partition in partitions), "record")
+        where = ", ".join(f"{p.topic}[{p.partition}] {p.count:,}" for p in partitions)
+        (_, first), *_ = partitions[0].first
+        yield f"skipped: {count} of source {source!r} ({where}), the first: {first}"
 
 
 class CatchUpProgress(Progress, Protocol):

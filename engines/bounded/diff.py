@@ -40,6 +40,7 @@ from exactlyonce.sinks.writer import WritesToTopic
 LANES_MIN = 8
 """Outputs are compared in so many lanes at least, each of which has some of the keys."""
 SHOWN = 100
+SHOWN_EARLIER = 5
 COLUMNS = "sink string, key binary, place long, old binary, new binary, old_origin string, new_origin string"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -75,10 +76,18 @@ class DiffReport:
     unjudged: list[str] = field(default_factory=list)
     """Sentences on what was not compared."""
 
+    earlier: list[int] = field(default_factory=list)
+    """The retained checkpoints before `base`, from which there is more input."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there were outputs to compare."""
+        return bool(self.sinks)
+
     @property
     def agrees(self) -> bool:
-        """Whether the compared outputs are the same."""
-        return not any(sink.differing for sink in self.sinks)
+        """Whether outputs were compared, and are the same."""
+        return self.is_judged and not any(sink.differing for sink in self.sinks)
 
     @property
     def verdict(self) -> str:
@@ -88,11 +97,12 @@ class DiffReport:
             for sink in self.sinks
             if sink.differing
         ]
-        same = "the outputs are the same" if self.sinks else "there are no outputs to compare"
-        return (
-            f"{self.pipeline}: {counted(self.records, 'record')} from checkpoint {self.base} on: "
-            f"{'; '.join(parts) or same}."
-        )
+        begun = f"{self.pipeline}: {counted(self.records, 'record')} from checkpoint {self.base} on"
+        if self.is_judged:
+            return f"{begun}: {'; '.join(parts) or 'the outputs are the same'}."
+        why = "neither version gives any output" if self.records else "there is no input after it"
+        earlier = f", as of {', '.join(map(str, self.earlier[-SHOWN_EARLIER:]))}" if self.earlier else ""
+        return f"{begun}: nothing to compare: {why}. Begin at an earlier checkpoint{earlier}, or at a savepoint."
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
@@ -183,6 +193,7 @@ class Diff:
             progress.note(note)
         progress.began(self._base, 2 * self.offsets)
         report = DiffReport(self.name, self._base.checkpoint)
+        report.earlier = sorted(each for each in self._history.manifests if each < self._base.checkpoint)
         lanes = max(LANES_MIN, self._base.parallelism)
         with workplace(executors.staging, f"diff-{self.name}-{self._base.checkpoint}") as files:
             sides: list[dict[str, list[OutputFile]]] = []

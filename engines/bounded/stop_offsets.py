@@ -36,6 +36,32 @@ class StopOffsets:
     moment: datetime | None = None
 
     @classmethod
+    def of(cls, to: object) -> StopOffsets:
+        """The end that a program gives: text as for `parse`, a datetime with a time zone, or offsets as a dict.
+
+        >>> StopOffsets.of({"orders": {0: 120, "1": -1}}).offsets
+        {'orders': {0: 120, 1: -1}}
+        """
+        if isinstance(to, str):
+            return cls.parse(to)
+        if isinstance(to, datetime):
+            if to.tzinfo is None:
+                raise ConfigError(f"to={to!r} has no time zone: give tzinfo, as timezone.utc.")
+            return cls(moment=to)
+        if isinstance(to, Mapping):
+            try:
+                return cls(offsets=msgspec.convert(to, dict[str, dict[int, int]], strict=False))
+            except msgspec.ValidationError as error:
+                raise ConfigError(
+                    f'to={to!r:.200} names no offsets: write {{"orders": {{0: 120, 1: -1}}}}, by topic and partition, '
+                    f"where -1 is the latest: {error}."
+                ) from None
+        raise ConfigError(
+            f'to={to!r:.100} is no place to go to: give "latest", a time as a datetime or as text, or offsets by topic '
+            f'and partition, as {{"orders": {{0: 120, 1: -1}}}}, where -1 is the latest.'
+        )
+
+    @classmethod
     def parse(cls, text: str) -> StopOffsets:
         """Parse an option of the command line.
 

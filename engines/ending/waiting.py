@@ -173,8 +173,9 @@ class WaitingLook:
         self._transactions = Transactions(config, timeout_ms=timeout_ms)
 
     def look(self, history: History) -> list[WaitingOutput]:
-        """What waits, with *history*. The first look connects."""
-        found = find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
+        """What waits, with *history*: no transaction whose commit is complete. The first look connects."""
+        outputs = find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
+        found = [output for output in outputs if output.state != "CompleteCommit"]
         return [*with_hidden(self._topics, found), *StagedOutput().decided(history, lambda _: None)]
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from exactlyonce.connectors.source import Readable, ReaderContext
@@ -27,6 +28,7 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
@@ -39,6 +41,8 @@ from exactlyonce.sinks.writer import GrantedWriter, SinkWriter
 from exactlyonce.state.backend import StateBackend
 
 Send = Callable[[msg.ToCoordinator], None]
+ASKS_ALONE_AFTER = 2
+"""After so many restarts without a completed checkpoint, `enrich` asks about each record alone."""
 
 
 @dataclass
@@ -56,7 +60,7 @@ class WorkerParts:
     sockets: list[SocketChannel] = field(default_factory=list)
     outgoing: list[SocketChannel] = field(default_factory=list)
     """The sockets that this worker writes to."""
-    notes: list[str] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
     """Notes of sources, sinks and tables since the last report."""
 
     def close(self) -> None:
@@ -119,8 +123,11 @@ class _Builder:
     def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, parts: WorkerParts) -> None:
         self.start, self.send_message, self.plan, self.clients, self.parts = start, send, plan, clients, parts
         self.cautious = start.attempt > 0
+        written = start.manifest.attempt if start.manifest.incarnation == start.incarnation else 0
+        self.fruitless = start.attempt - written
+        """The restarts of this incarnation since the last completed checkpoint."""
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
-        self.now_s = parts.activity.now_s
+        self.processing_s = clients.processing_s
         self.assembler = Assembler(
             plan,
             start.subtask,
@@ -130,11 +137,11 @@ class _Builder:
             drops_fields=start.drops_fields,
             skips=start.skips,
             activity=parts.activity,
-            note=parts.notes.append,
+            notes=parts.notes,
         )
         graph = plan.graph
         self.loops = {
-            edge.name: LoopChannel(graph.node(edge.loop), graph.node(edge.producer), self.now_s)
+            edge.name: LoopChannel(graph.node(edge.loop), graph.node(edge.producer), parts.activity.now_s)
             for edge in plan.feedback
         }
         """The loops by edge."""
@@ -169,13 +176,16 @@ class _Builder:
 
     def task(self, task: Task) -> None:
         self.operators = operators = TaskOperators(task.name, self.start.subtask)
+        operators.answers.asks_alone = self.fruitless >= ASKS_ALONE_AFTER
+        if self.start.checkpoint_timeout_ms:
+            operators.answers.repeats_for_s = self.start.checkpoint_timeout_ms / 1000 / 3
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
         in_flight = [node.calls.in_flight for node in task.nodes if node.calls is not None]
         self.least = min(max(in_flight, default=1), BATCH_RECORDS_MAX)
         self.assembler.assemble(task, self, operators)
         # a source may get another partition at any barrier
         several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)
-        several = several or bool(operators.clocked)
+        several = several or bool(operators.timed)  # it takes turns with its firings
         operators.order = order_runs(task, self.plan.shuffles, several=several)
         self.parts.subtasks.append(
             Subtask(
@@ -183,10 +193,12 @@ class _Builder:
                 inputs=self.inputs,
                 outputs=self.outputs,
                 fed=self.fed,
-                snapshots=Snapshots(operators, self.parts.blocks, self.send_message, self.clients.monotonic_s),
+                snapshots=Snapshots(operators, self.parts.blocks, self.send_message, self.processing_s),
                 monotonic_s=self.clients.monotonic_s,
+                processing_s=self.processing_s,
                 now_ms=self.clients.clock.now_ms,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
+                firing_slices=partial(self._firing_slices, self.least),
                 least=self.least,
                 incremental=self.start.incremental,
                 restored=self.restored,
@@ -194,11 +206,14 @@ class _Builder:
         )
         self.parts.writers += operators.sinks
 
+    def _firing_slices(self, least: int) -> Slices:
+        return Slices(slice_pace(bounds=self.bounds, least=least), self.processing_s)
+
     # --- ends ----------------------------------------------------------------------------------------------------
 
     def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
         self.restored = RestoredInput(
-            deque(frames), edges, cautious=self.cautious, bounds=self.bounds, least=self.least, now_s=self.now_s
+            deque(frames), edges, cautious=self.cautious, bounds=self.bounds, least=self.least, now_s=self.processing_s
         )
 
     def touched_groups(self, node: Node) -> None:
@@ -218,7 +233,7 @@ class _Builder:
                     cautious=self.cautious,
                     bounds=self.bounds,
                     least=self.least,
-                    now_s=self.now_s,
+                    now_s=self.processing_s,
                 )
             )
 
@@ -239,7 +254,13 @@ class _Builder:
         name = f"{edge.name}:{self.start.subtask}"
         self.inputs.append(
             FeedbackInput(
-                name, self.loops[edge.name], codec, push, cautious=self.cautious, least=self.least, now_s=self.now_s
+                name,
+                self.loops[edge.name],
+                codec,
+                push,
+                cautious=self.cautious,
+                least=self.least,
+                now_s=self.processing_s,
             )
         )
 
@@ -265,8 +286,8 @@ class _Builder:
         )
         letters = self.operators.dead_letters.get(node.id)
         notes = self.parts.notes
-        decoder = SourceDecoder(node.id, source, notes.append, before, skips=start.skips, dead_letters=letters)
-        slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.now_s)
+        decoder = SourceDecoder(node.id, source, notes, before, skips=start.skips, dead_letters=letters)
+        slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
         self.parts.sources.append(read)
@@ -283,8 +304,9 @@ class _Builder:
             clients=self.clients,
             blocks=self.parts.blocks,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
-            note=self.parts.notes.append,
+            note=self.parts.notes.add,
             partitions=start.output_partitions.get(node.id),
+            partitioner=start.partitioners.get(node.id),
         )
         letters = self.operators.dead_letters.get(node.id)
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)

@@ -33,6 +33,10 @@ class Clients(Protocol):
     def monotonic_s(self) -> Callable[[], float]:
         """Time that only grows, finer than the clock's."""
 
+    @property
+    def processing_s(self) -> Callable[[], float]:
+        """See `Clock.processing_s`."""
+
     def block_writer(self) -> AttemptBlocks:
         """The writer of this attempt's blocks."""
 
@@ -41,8 +45,8 @@ class Clients(Protocol):
     def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
         """The consumers of a source's subtask that reads *topic*; *client*: see `connectors.source.ReadsTopic`."""
 
-    def producers(self, topic: str) -> Producers:
-        """The producers of a sink's subtask that writes to *topic*."""
+    def producers(self, topic: str, partitioner: str | None) -> Producers:
+        """The producers of a sink's subtask that writes to *topic*; *partitioner*: see `WriterContext`."""
 
     def pipe(self, name: str) -> Pipe:
         """This worker's end of the channel that `Start` calls *name*."""
@@ -53,7 +57,7 @@ class KafkaClients:
 
     def __init__(self, start: Start, pipeline: str) -> None:
         self.clock = SystemClock()
-        self.monotonic_s = time.monotonic
+        self.monotonic_s, self.processing_s = time.monotonic, self.clock.processing_s
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)
         lazily = start.state.backend == ROCKSDB  # it reads blocks now and then
@@ -70,8 +74,9 @@ class KafkaClients:
     def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
         return Consumers((client or self._config).confluent({"group.id": self._pipeline}), exact_consumer)
 
-    def producers(self, topic: str) -> Producers:
-        return KafkaProducers(topic, self._config.confluent(), self._start.transaction_timeout_ms, self._executor)
+    def producers(self, topic: str, partitioner: str | None) -> Producers:
+        config, timeout_ms = self._config.confluent(), self._start.transaction_timeout_ms
+        return KafkaProducers(topic, config, timeout_ms, self._executor, partitioner=partitioner)
 
     def pipe(self, name: str) -> socket.socket:
         pipe = socket.socket(fileno=self._start.channels[name])

@@ -201,8 +201,9 @@ class LocalHost:
 
     def _recover(self) -> Leader:
         self._connections = PipelineConnections(
-            self._plan, self._options, self._note, self._step, self._reference, succession=self._succession
-        )
+            self._plan, self._options, self._note, self._step, self._reference, succession=self._succession,
+            asks=lambda store: self.post(lambda: self._report.step("asks", whom=store)),
+        )  # fmt: skip
         self._lanes.keep(Lane.BROKER, self._connections)
         manifest, leader = self._connections.recover(), self._connections.leader
         self.post(lambda: self._report.recovered(manifest, leader.incarnation.incarnation))
@@ -256,7 +257,8 @@ class LocalHost:
             request = self._mailbox.look()
         except UserError as error:
             if self._unread.is_news(error, self.monotonic_s()):
-                self._note(f"the mailbox cannot be read at present: {error}")
+                away = isinstance(error, BrokerUnavailable)
+                self._note(f"a broker is away: {error}" if away else f"the mailbox cannot be read: {error}")
             return None
         self._unread = RepeatedFault()
         incarnation = self._connections.leader.incarnation.incarnation
@@ -300,6 +302,8 @@ class LocalHost:
             drops_fields=options.allow_dropped_fields,
             skips=connections.skips,
             output_partitions=topics.outputs.partitions,
+            partitioners=topics.outputs.partitioners,
+            checkpoint_timeout_ms=checkpoint.timeout_ms,
         )
 
     @property

@@ -77,6 +77,7 @@ class Slices:
 
     pace: Pace
     now_s: Callable[[], float]
+    """`Clock.processing_s`: a wait for a processor is no cost of a record."""
     count: int = 0
     """Records in the slice handed out last."""
     handed_s: float = 0.0
@@ -168,7 +169,6 @@ class SourceInput:
             if self.decoder.times is not None:
                 self.decoder.times.found(start.partition)
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
-        self.decoder.tell()
         self.stopped = trigger.final
         return trigger.frame
 
@@ -180,7 +180,7 @@ class SourceInput:
             return self.barrier()
         if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
             return watermark
-        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.slices.now_s()) < self.due_s:
+        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.activity.now_s()) < self.due_s:
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
@@ -195,13 +195,13 @@ class SourceInput:
 
     def _tick(self, times: SourceTimes) -> Watermark | None:
         """Every `TICK_S`, look which splits are idle; the watermark, if that or the clock has moved it."""
-        now_s = self.slices.now_s()
+        now_s = self.activity.now_s()
         if now_s < self._ticks_s or self.stopped:
             return None
         quiet = self.reader.quiet()
         if unsure := times.unsure(quiet, now_s):
             quiet = self.reader.quiet(ask=unsure)
-        asked_s = self.slices.now_s() - now_s
+        asked_s = self.activity.now_s() - now_s
         times.rest(self.reader.positions(), quiet, now_s, behind=self._behind, asked_s=asked_s)
         self._ticks_s, self._behind = now_s + TICK_S, True
         return times.advanced(now_s)
@@ -214,8 +214,9 @@ class SourceInput:
             order.note(self.name, split, count)
 
     def processed(self) -> Watermark | None:
-        now_s, times = self.slices.processed(), self.decoder.times
-        return None if times is None else times.advanced(now_s)
+        self.slices.processed()
+        times = self.decoder.times
+        return None if times is None else times.advanced(self.activity.now_s())
 
     @property
     def watermark(self) -> WatermarkOf | None:
@@ -276,7 +277,8 @@ class FramedInput:
 class ChannelInput(FramedInput):
     """One channel into this subtask. It hands out a frame in slices, and a barrier after the last slice before it.
 
-    The channel may hold as many records as have left it lately, and a few at least; none while it is closed.
+    The channel may hold as many records as have left it lately, and a few at least; none while it is closed. It may
+    hold twice as many as left it since it was empty, if they leave in time: a round trip may take longer than that.
     """
 
     name: str
@@ -297,6 +299,8 @@ class ChannelInput(FramedInput):
         self._departures = Departures(self.bounds.in_flight_s)
         self._left_s: float | None = None
         """The time when the last record left, if more waited then."""
+        self._round, self._round_s = 0, 0.0
+        """The records that left since the channel was empty, and the time when the first of them came."""
         self._least = max(1, max(IN_FLIGHT_MIN, self.least) // self.siblings)
         self.window = self._least
 
@@ -321,9 +325,15 @@ class ChannelInput(FramedInput):
     def processed(self) -> None:
         now_s, slices = self.slices.processed(), self.slices
         since_s = slices.handed_s if self._left_s is None else self._left_s
+        if self._left_s is None:
+            self._round, self._round_s = 0, since_s
+        self._round += slices.count
         self._departures.left(slices.count, since_s=since_s, until_s=now_s)
         self._left_s = now_s if slices.rest is not None or self.channel.waits else None
-        lately = self._departures.lately(now_s)
+        lately, took_s = self._departures.lately(now_s), now_s - self._round_s
+        if took_s < self.bounds.in_flight_s:
+            fit = self._round * self.bounds.in_flight_s / max(took_s, 1e-9)
+            lately = max(lately, min(int(fit), 2 * self._round))
         self.window = max(self._least, min(lately, IN_FLIGHT_CAUTIOUS) if self.cautious else lately)
         self.channel.took(slices.count, 0 if self.closed else self.window)
 

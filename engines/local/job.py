@@ -19,8 +19,8 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided, Unresolved
-from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S, Leader
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.leader import UNTOLD, UPKEEP_INTERVAL_S, Leader
+from exactlyonce.checkpoint.records.manifest import Failure, Manifest
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.states import JobState
@@ -35,9 +35,11 @@ from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
+    BEFORE_ANYTHING_RAN,
     EndedAtOnce,
     EndedEarly,
     ExactlyOnceError,
+    Fenced,
     GraphError,
     StoppedShort,
     made_from,
@@ -52,6 +54,7 @@ Heard = Callable[["Worker", Any], None]
 Lost = Callable[[str], None]
 
 MAILBOX_INTERVAL_MS = 1_000
+ABORT_MS = 3_000
 BUSY_REST_S, REST_S = 0.05, 0.2
 """The longest rest of a host between two turns: while workers come and go, and while they run."""
 
@@ -184,12 +187,16 @@ class Job:
         self.outcome: events.End | None = None
         """Set once it is over: `end`, with the error to report."""
         self._concluding = False
+        self._stops_by_ms = 0
+        """When it has to be over, once it was asked to stop; 0: it was not."""
+        self._fails_by_ms = 0
+        """When an end with an error no longer waits for the leader's last words; 0: there is nothing to wait for."""
         self._leader: Leader | None = None
         self._sources = {(task.name, i) for task in plan.tasks if task.sources for i in numbers}
         self._attempt = Attempt(LastOutput(plan.graph))
         self._agenda = Agenda()
-        self._delay_ms = 0
-        """The pause before the next deployment, as the restart strategy says."""
+        self._deploy_ms = 0
+        """When the next deployment is due: after the pause that the restart strategy says, counted from the failure."""
         self._deleted: set[str] = set()
         """The requests to delete a savepoint that were taken up."""
 
@@ -223,6 +230,8 @@ class Job:
         if self.end is not None and not self._concluding:
             self._concluding = True
             self._conclude(self.end)
+        if self._fails_by_ms and self.host.clock.monotonic_ms() >= self._fails_by_ms:
+            self._failed_for(self.end.error if self.end is not None else None)
 
     @property
     def rest_s(self) -> float:
@@ -237,6 +246,8 @@ class Job:
         self._end_with(events.End(None, error))
 
     def _feed(self, event: events.Event) -> None:
+        if self.end is not None:  # nothing begins any more
+            return
         for effect in self.core.handle(event, self.host.clock.monotonic_ms()):
             self._perform(effect)
 
@@ -251,16 +262,18 @@ class Job:
 
     def _stop(self) -> None:
         if not self.recovered:
-            self._break_off(StoppedShort("Stopped, as asked for, before anything ran. Nothing is lost."))
+            self._break_off(StoppedShort(BEFORE_ANYTHING_RAN))
         else:
-            self._later(self.options.checkpoint.stop_timeout_ms, "stop", self._stopped_too_late)
+            allowed_ms = self.options.checkpoint.stop_timeout_ms
+            self._stops_by_ms = self.host.clock.monotonic_ms() + allowed_ms
+            self._later(allowed_ms - _abort_ms(allowed_ms), "stop", self._stopped_too_late)
             self._feed(events.Stop())
 
     def _stopped_too_late(self) -> None:
         why = f"none was complete within {setting('stop_timeout')}, {self.options.checkpoint.stop_timeout_ms} ms"
         whereabouts = self._attempt.whereabouts
         reasons = filter(None, (why, whereabouts.hanging(self.host.monotonic_s()), whereabouts.slow()))
-        self._break_off(_stopped_short(self.core.manifest, "; ".join(reasons), self.core.attempt.deciding))
+        self._failed(_stopped_short(self.core.manifest, "; ".join(reasons), self.core.attempt.deciding))
 
     def end_at_once(self) -> None:
         """End like a process that is killed, but in order; also while it is ending. From any thread, too."""
@@ -304,12 +317,15 @@ class Job:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
                 self.report.triggered(checkpoint)
                 drains = final and self.options.drain and self._attempt.finished == self._sources
+                completes = final and not self.core.stopping
                 for worker in self.host.workers:
                     added = {
                         source: tuple(share_of(offsets, self.plan.parallelism, worker.subtask).values())
                         for source, offsets in self.host.added.items()
                     }
-                    worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms, drains))
+                    worker.tell(
+                        msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms, drains, completes)
+                    )
                 hit("coordinator-triggered")
             case events.Decide(plan):
                 self.host.decide(plan, tuple(self.core.pinned), partial(self._decided, plan), self._failed)
@@ -321,7 +337,7 @@ class Job:
             case events.Restart():
                 self._restart(effect)
             case events.Deploy():
-                self._later(self._delay_ms, "deploy", partial(self._deploy, effect))
+                self._agenda.at(self._deploy_ms, "deploy", partial(self._deploy, effect))
             case events.End():
                 self._end_with(effect)
             case events.Note(text):
@@ -335,7 +351,10 @@ class Job:
         self._leader = leader
         self._upkeep_later()
         self._later(0, "mailbox", self._look_at_mailbox)
-        self._feed(events.Recovered(leader.manifest))
+        self._recovered(leader.manifest)
+
+    def _recovered(self, manifest: Manifest) -> None:
+        self._feed(events.Recovered(manifest, self.leader.config.transaction_timeout_ms))
 
     def _upkeep_later(self, _: None = None) -> None:
         """One at a time: while a broker is away no others queue up."""
@@ -347,10 +366,10 @@ class Job:
             self.report.restarting(effect.reason, f"restarting from the last completed checkpoint: {effect.reason}")
         self._agenda.drop("deploy")
         self._attempt.last_output = LastOutput(self.plan.graph)
-        self._delay_ms = effect.delay_ms
+        self._deploy_ms = self.host.clock.monotonic_ms() + effect.delay_ms
         if self.host.kill_workers():
             begin = self.leader.begin_attempt(effect.attempt)
-            self._lead(begin, lambda manifest: self._feed(events.Recovered(manifest)))
+            self._lead(begin, self._recovered)
 
     def _deploy(self, effect: events.Deploy) -> None:
         self._attempt = Attempt(self._attempt.last_output)
@@ -438,7 +457,7 @@ class Job:
 
     def _conclude(self, end: events.End) -> None:
         if end.error is not None or end.manifest is None:
-            self._over(end.error)
+            self._fail(end.error)
             return
         manifest = end.manifest
         self.host.finish_workers(self._last_words)
@@ -448,6 +467,30 @@ class Job:
             lambda _: self._concluded(end, manifest, lost),
             lambda error: self._over(lost or error),  # no later run would report the loss
         )
+
+    def _fail(self, error: ExactlyOnceError | None) -> None:
+        """End with *error*, once the leader has noted it and aborted what nothing has decided: if it can, in time."""
+        told = error is not None and self.recovered and not isinstance(error, UNTOLD)
+        if error is None or not told or not self.host.kill_workers():
+            self._over(error)
+            return
+        allowed_ms, now_ms = self.options.checkpoint.stop_timeout_ms, self.host.clock.monotonic_ms()
+        self._fails_by_ms = self._stops_by_ms or now_ms + allowed_ms
+        failed = Failure.of(error, self.options.client.redact)
+        ended = partial(self._failed_for, error)
+
+        def problem(why: ExactlyOnceError) -> None:
+            if not isinstance(why, Fenced):
+                self.report.note(f"transactions may be left open, which hold readers back until the next run: {why}")
+            ended()
+
+        self.host.lead(self.leader.fail(failed, self._fails_by_ms), ended, problem)
+
+    def _failed_for(self, error: ExactlyOnceError | None, _: object = None) -> None:
+        self._fails_by_ms = 0
+        if isinstance(error, EndedAtOnce):  # then the time is over
+            self.host.hurry(error)
+        self._over(error)
 
     def _concluded(self, end: events.End, manifest: Manifest, lost: ExactlyOnceError | None) -> None:
         if end.cancelled:
@@ -470,6 +513,11 @@ class Job:
                 "open or lost: run it again, it goes on from its last checkpoint."
             )
         return None
+
+
+def _abort_ms(allowed_ms: int) -> int:
+    """The part of the time for a stop that is left to abort open transactions, where no last checkpoint completes."""
+    return min(ABORT_MS, allowed_ms // 10)
 
 
 def _silent(manifest: Manifest) -> Iterator[str]:

@@ -17,6 +17,7 @@ from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.options import StateSettings
+from exactlyonce.engines.runtime.notes import Repeated
 
 
 class Start(msgspec.Struct, tag=True):
@@ -53,6 +54,10 @@ class Start(msgspec.Struct, tag=True):
     """The input records to leave out."""
     output_partitions: dict[str, int] = {}
     """The number of partitions of each sink's topic, by sink."""
+    partitioners: dict[str, str] = {}
+    """The partitioner of each of these sinks."""
+    checkpoint_timeout_ms: int = 0
+    """See `CheckpointSettings.timeout_ms`; 0: none."""
 
 
 class Trigger(msgspec.Struct, tag=True):
@@ -70,6 +75,8 @@ class Trigger(msgspec.Struct, tag=True):
     """The time that it waits behind records before it overtakes them; None: it does not overtake."""
     drains: bool = False
     """Whether all windows close before it."""
+    completes: bool = False
+    """Whether it is the last one only if all results that are due are out before it; see `Ack.goes_on`."""
 
 
 class Granted(msgspec.Struct, tag=True):
@@ -158,6 +165,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The operators whose state has no room on the disk."""
     notes: list[str]
     """Notes for a person since the last message."""
+    repeated: Repeated = {}
+    """See `Notes.take`."""
     held_up: list[str] = []
     """The reasons why the flush of a sink would wait."""
     unwritten: dict[str, int] = {}

@@ -15,7 +15,7 @@ BATCH_RECORDS_MAX = 2_000
 
 
 class Bounds(NamedTuple):
-    """Bounds in seconds of processing."""
+    """Bounds in seconds of processing, by `Clock.processing_s`."""
 
     slice_s: float
     """The time of a slice: barriers, producers and blocks wait for its end."""

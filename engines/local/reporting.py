@@ -21,6 +21,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events
 from exactlyonce.engines.local.messages import Progress
+from exactlyonce.engines.runtime.notes import RepeatedNotes
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
@@ -109,7 +110,7 @@ class TerminalReporter(Reporter):
         if figures.get("dead_letters"):
             line += f"   dead letters {figures['dead_letters']:,}"
         if figures.get("late"):
-            line += f"   late {figures['late']:,}"
+            line += f"   late {figures['late']:,} of {figures['records_in']:,}"
         if self._last:
             last = self._last
             line += f"   checkpoint {last['checkpoint']}: {last['duration_ms']:,} ms, {shown_bytes(last['bytes'])}"
@@ -141,6 +142,7 @@ class Report:
         self._redact = redact
         self._letters = dict.fromkeys(dead_letters, 0)
         """The letters of finalized checkpoints, by sink."""
+        self._repeated = RepeatedNotes(self.note)
         self._workers: dict[int, Progress] = {}
         self._triggered: dict[int, float] = {}
         """When each checkpoint in flight was triggered, by the monotonic clock."""
@@ -230,6 +232,7 @@ class Report:
             self.step("first-record", worker=progress.subtask, first_record_ms=progress.first_record_ms)
         for note in progress.notes:
             self.note(note)
+        self._repeated.add(progress.repeated, time.monotonic())
         if progress.waiting and time.monotonic() >= self._waiting_at:
             self._waiting_at = time.monotonic() + WAITING_INTERVAL_S
             waiting = [text for worker in self._workers.values() for text in worker.waiting]
@@ -267,9 +270,11 @@ class Report:
 
     def ended(self, manifest: Manifest | None) -> None:
         """The run ended cleanly: transactions last reported as open are committed."""
+        self._repeated.flush(time.monotonic())
         figures = {**self.figures(), "open_transactions": 0}
         self._event("ended", checkpoint=manifest.checkpoint if manifest else None, **figures)
 
     def close(self) -> None:
+        self._repeated.flush(time.monotonic())
         for reporter in self._reporters:
             reporter.close()

@@ -1,8 +1,8 @@
 """Runs a pipeline on this machine: incarnation after incarnation, until one ends cleanly or needs a person.
 
-If the broker or a schema registry is away, or an outcome is unknown, the next incarnation fences the last one and reads
-what is true. Any other end of an incarnation ends the run. All share one restart strategy and one clock, so that any
-completed checkpoint counts as progress.
+If the broker or a schema registry is away, or has other settings than at the start, or an outcome is unknown, the next
+incarnation fences the last one and reads what is true. Any other end of an incarnation ends the run. All share one
+restart strategy and one clock, so that any completed checkpoint counts as progress.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
+from exactlyonce.connectors.kafka.client import can_reach
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import events
 from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
@@ -30,13 +32,32 @@ from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Rep
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
 from exactlyonce.engines.plan import Plan, plan
-from exactlyonce.engines.processes import is_known_dead
+from exactlyonce.engines.processes import is_known_dead, is_supervised
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Unavailable, Undetermined
+from exactlyonce.pipeline.durations import written_duration
+from exactlyonce.pipeline.errors import (
+    BEFORE_ANYTHING_RAN,
+    BrokerUnavailable,
+    ConfigError,
+    EndedEarly,
+    ExactlyOnceError,
+    Fenced,
+    Outdated,
+    StoppedShort,
+    StorageUnavailable,
+    StoreUnavailable,
+    Unavailable,
+    Undetermined,
+)
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.names import setting
 
+START_PAUSE_MS = 1_000
+"""Before a start tries again."""
+REACH_INTERVAL_MS = 1_000
+"""The interval in which a run that waits for brokers tries to reach one."""
 PAUSE_S = 0.1
 """The interval in which a waiting run looks for its turn."""
 
@@ -52,6 +73,11 @@ class Stopper:
         self.asked = threading.Event()
         self.asked_again = False
         self._job: Job | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was an incarnation to stop."""
+        return self._job is not None
 
     def attach(self, job: Job) -> None:
         self._job = job
@@ -89,7 +115,7 @@ def run_loaded(
     physical = plan(graph, options.parallelism)
     refuse_too_many(physical)
     refuse_event_time(graph)
-    restart, recovered = options.restart_strategy(), False
+    restart, recovered, starting = options.restart_strategy(), False, _Starting(options)
     succession = Succession(standby=options.standby, clock=SystemClock())
     with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
         while True:
@@ -101,7 +127,11 @@ def run_loaded(
             live = partial(host.run, job)
             try:
                 return workers.work_for(live) if isinstance(workers, InlineWorker) else live()
-            except AnotherLeads:
+            except (AnotherLeads, Fenced) as error:
+                if isinstance(error, Fenced):
+                    if not options.standby:
+                        raise
+                    job.report.note(f"{error} This run stands by.")
                 if not _has_turn(job, succession, stopper):
                     report.ended(None)  # cleanly: nothing of this run has begun
                     if options.until == "running":
@@ -110,15 +140,60 @@ def run_loaded(
                         "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or "
                         "lost: run it again."
                     ) from None
-            except (BrokerUnavailable, Unavailable, Undetermined) as error:
+                starting = _Starting(options)
+            except (BrokerUnavailable, StoreUnavailable, Unavailable, Undetermined, Outdated) as error:
+                if options.inline:
+                    raise
                 recovered = recovered or job.recovered
-                delay_ms = restart.failed(SystemClock().monotonic_ms())
-                if not recovered or delay_ms is None or options.inline:
+                if not recovered:
+                    starting.require_time(error, job.report)
+                    pause_ms = START_PAUSE_MS
+                elif isinstance(error, StoreUnavailable):  # it was waited for
                     raise
-                job.report.restarting(str(error), f"{error} A new incarnation begins in {delay_ms} ms.")
-                job.report.turned(WAITING, rests_s=delay_ms / 1000)
-                if stopper.asked.wait(delay_ms / 1000):
-                    raise
+                else:
+                    delay_ms = restart.failed(SystemClock().monotonic_ms())
+                    if delay_ms is None:
+                        raise
+                    job.report.restarting(str(error), f"{error} A new incarnation begins in {delay_ms} ms.")
+                    pause_ms = delay_ms
+                job.report.turned(WAITING, rests_s=pause_ms / 1000)
+                if _is_stopped_within(pause_ms, error, options.client, stopper):
+                    if recovered:
+                        raise
+                    raise StoppedShort(BEFORE_ANYTHING_RAN) from None
+
+
+class _Starting:
+    """The wait of a start, or of a takeover, for brokers, stores and registries, until an incarnation has recovered."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._timeout_ms = options.start_timeout_ms(is_supervised=is_supervised())
+        self._end_ms = SystemClock().monotonic_ms() + self._timeout_ms
+        self._has_noted = False
+
+    def require_time(self, error: ExactlyOnceError, report: Report) -> None:
+        """Raise *error*, for which an incarnation could not begin, if another one would come too late."""
+        if SystemClock().monotonic_ms() + START_PAUSE_MS >= self._end_ms:
+            raise error
+        if not self._has_noted:
+            self._has_noted = True
+            limit = f"{written_duration(self._timeout_ms)} from its start, by {setting('broker_timeout')}"
+            report.note(f"{error} This run looks again until one answers, for {limit}.")
+
+
+def _is_stopped_within(pause_ms: int, error: ExactlyOnceError, client: ClientConfig, stopper: Stopper) -> bool:
+    """Pause; True as soon as the run is stopped. If no broker answered, and one can be reached again, it ends early."""
+    clock, was_away = SystemClock(), False
+    end_ms = clock.monotonic_ms() + pause_ms
+    while (left_ms := end_ms - clock.monotonic_ms()) > 0:
+        if stopper.asked.wait(min(left_ms, REACH_INTERVAL_MS) / 1000):
+            return True
+        if isinstance(error, BrokerUnavailable) and not isinstance(error, StorageUnavailable):
+            is_away = not can_reach(client)
+            if was_away and not is_away:
+                return False
+            was_away = was_away or is_away
+    return stopper.asked.is_set()
 
 
 def refuse_event_time(graph: LogicalGraph) -> None:
@@ -189,9 +264,9 @@ def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
 
 
 def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> None:
-    """Return once no other run is waited for. Reports each other incarnation once, and an outage once."""
+    """Return once no other run is waited for. Reports each other incarnation once, its failure, and an outage once."""
     with closing(LogFollower(job.options.client, job.plan.graph.pipeline_id)) as follower:
-        reported, is_away = 0, False
+        reported, is_away = (0, 0), False
         while not ended.is_set():
             try:
                 awaited = succession.awaited(follower.look(), is_known_dead)
@@ -204,8 +279,9 @@ def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> 
                 is_away = False
                 if awaited is None:
                     return
-                if awaited.incarnation.incarnation != reported:
-                    reported = awaited.incarnation.incarnation
+                known = awaited.incarnation.incarnation, awaited.incarnation.exit_code
+                if known != reported:
+                    reported = known
                     job.report.awaits(awaited)
             ended.wait(LOOK_PAUSE_MS / 1000)
 

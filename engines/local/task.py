@@ -1,10 +1,11 @@
 """One subtask of a task: it takes batches from its inputs, aligns barriers, and takes snapshots.
 
-Invariants: a batch goes through all operators before the next is taken. What a watermark makes due is out before
-anything else is taken, in slices. Exactly once, nothing of an input is taken
-between its barrier and the snapshot. The snapshot's synchronous part and the sending of the barrier are one step, so
-that no record comes between them. Acknowledgements are sent in order. Restored in-flight records go before anything
-else of their channel: all others first, then those that went round a loop, before what comes round it now.
+Invariants: a batch goes through all operators before the next is taken. What a watermark makes due goes out in slices,
+which take turns with the inputs; what fits into one slice is out before anything else is taken. Exactly once, nothing
+of an input is taken between its barrier and the snapshot. The snapshot's synchronous part and the sending of the
+barrier are one step, so that no record comes between them. Acknowledgements are sent in order. Restored in-flight
+records go before anything else of their channel: all others first, then those that went round a loop, before what comes
+round it now.
 
 No snapshot waits for a loop: until the barrier has gone round, loop records are captured. A batch of a loop comes
 between any two batches of new records. While too much goes round, only new records before a barrier are taken. The
@@ -22,14 +23,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from time import perf_counter
 from typing import NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.engines.local.channels import Channel
-from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
+from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, Slices, SourceInput
 from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet, slice_pace
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
@@ -38,6 +40,10 @@ from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
 
+FIRE_S = 0.02
+"""The time after which no other slice of a firing begins in the same step."""
+COMPLETES_WAIT_S = 1.0
+"""The time that the last barrier waits for results that are due, before it leaves them to another one."""
 FETCH_BUDGET_S = 0.02
 """The time between two batches for reading restored state that no record has asked for yet."""
 
@@ -58,10 +64,10 @@ class Snapshots:
         operators: TaskOperators,
         blocks: WorkerBlocks,
         acknowledge: Callable[[Acknowledge], None],
-        monotonic_s: Callable[[], float],
+        processing_s: Callable[[], float],
     ) -> None:
         self._operators, self._blocks = operators, blocks
-        self._acknowledge, self._monotonic_s = acknowledge, monotonic_s
+        self._acknowledge, self._processing_s = acknowledge, processing_s
         self._under_way: deque[Iterator[bool]] = deque()
         self.capturing = 0
         """How many capture records before barriers that have overtaken, or go round a loop."""
@@ -83,13 +89,15 @@ class Snapshots:
 
     def advance(self, budget_s: float) -> bool:
         """Encode and write for about *budget_s*; True if anything was done."""
-        end_s, moved = self._monotonic_s() + budget_s, False
+        if not self._under_way:
+            return False
+        end_s, moved = self._processing_s() + budget_s, False
         while self._under_way:
             progressed = next(self._under_way[0], None)
             if progressed is None:
                 self._under_way.popleft()
             moved = moved or progressed is not False
-            if not progressed or self._monotonic_s() >= end_s:
+            if not progressed or self._processing_s() >= end_s:
                 break
         return moved
 
@@ -105,10 +113,13 @@ class Subtask:
     fed: list[LoopChannel]
     snapshots: Snapshots
     monotonic_s: Callable[[], float]
+    processing_s: Callable[[], float]
     now_ms: Callable[[], int] = lambda: 0
     """The clock that operators may go by."""
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
+    firing_slices: Callable[[], Slices] = lambda: Slices(slice_pace(), perf_counter)
+    """Makes the slices in which an operator gives what is due."""
     least: int = 1
     """`Pace.least`: the records that are taken at least, if the outputs have any room."""
     incremental: bool = True
@@ -126,6 +137,12 @@ class Subtask:
             exactly_once=self.exactly_once,
         )
         self._outlets = [*map(Outlet, self.outputs), *map(Outlet, self.operators.sinks)]
+        self._firing_slices: dict[str, Slices] = {}
+        """By operator."""
+        self._fired = False
+        """Whether the last step was a slice of a firing that is not over: an input has its turn."""
+        self._completes_s: float | None = None
+        """The time until which what is due goes before the last barrier; None: that waits for nothing."""
         self._came_round = False
         """Whether the batch taken last had gone round a loop."""
         self._last: int | None = None
@@ -176,10 +193,17 @@ class Subtask:
             if isinstance(source, ChannelInput):
                 source.close(closed)
         room = self.room
-        if self.operators.clocked and not self.operators.firings and not self._is_over:
+        if self.operators.clocked and not self._is_over and self.operators.whole:
             self.operators.look_at_clock(self.now_ms())
-        if self.operators.firings:
-            return bool(room) and self._fire(room)
+        if not (self._fired and self._may_interrupt) and self._fire(hurried=hurried):
+            return True
+        self._fired = False
+        if not self.operators.whole:
+            return False
+        return self._take(room, crowded=crowded, closed=closed, hurried=hurried) or self._fire(hurried=hurried)
+
+    def _take(self, room: int, *, crowded: bool, closed: bool, hurried: bool) -> bool:
+        """Take one batch or barrier from the next input that has one; True if there was any."""
         room_of_new = self._room_before_barrier if closed and self._due else room
         if self.restored is not None and not self.restored.goes_round:
             return bool(room_of_new) and not self.full and self._take_restored(self.restored, room_of_new, hurried)
@@ -209,11 +233,37 @@ class Subtask:
             return True
         return False
 
-    def _fire(self, room: int) -> bool:
-        self.operators.fire(room)
-        for outlet in self._outlets:
-            outlet.fired()
-        return True
+    def _fire(self, *, hurried: bool) -> bool:
+        """Give a slice of what is due, or all if that takes no longer; True if anything was given."""
+        operators, end_s = self.operators, None
+        if self._is_over and self._completes_s is None:
+            return False
+        while operators.firings and (room := self._room_of_results):
+            name = operators.firings[0].id
+            slices = self._firing_slices.get(name)
+            if slices is None:
+                slices = self._firing_slices[name] = self.firing_slices()
+            slices.handed_out(0)
+            end_s = slices.handed_s + FIRE_S if end_s is None else end_s
+            slices.count = operators.fire(slices.size(room, hurried=hurried), room)
+            now_s = slices.processed()
+            for outlet in self._outlets:
+                outlet.fired()
+            if now_s >= end_s:
+                break
+        self._fired = bool(operators.firings) and operators.whole
+        return end_s is not None
+
+    @property
+    def _may_interrupt(self) -> bool:
+        """Whether an input may have its turn during a firing: what is due goes before the last barrier, for a while."""
+        return not self._due or self._completes_s is None or self.monotonic_s() >= self._completes_s
+
+    @property
+    def _room_of_results(self) -> int:
+        """The number of results that the outputs should get now."""
+        room = min([BATCH_RECORDS_MAX, *[outlet.output.room for outlet in self._outlets]])
+        return room and max(room, self.least)
 
     def _take_restored(self, restored: RestoredInput, room: int, hurried: bool) -> bool:
         self._came_round = restored.goes_round
@@ -273,17 +323,21 @@ class Subtask:
         channels = [source for source in self.inputs if isinstance(source, ChannelInput)]
         return [channel.capture(checkpoint) for channel in channels if channel.name in owing]
 
-    def triggered(self, frame: Barrier, overtakes_s: float | None, *, final: bool = False) -> None:
-        """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken after it."""
+    def triggered(
+        self, frame: Barrier, overtakes_s: float | None, *, final: bool = False, completes: bool = False
+    ) -> None:
+        """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken after it. *completes*: but
+        what is due goes on after it, for the next one."""
         self._last = frame.checkpoint if final else None
+        self._completes_s = self.monotonic_s() + COMPLETES_WAIT_S if completes else None
         if frame.checkpoint > self.alignment.checkpoint_latest:
             self._due.append(Due(frame, overtakes_s))
 
     def overtake(self) -> bool:
-        """Take the snapshots whose barriers overtake now; True if there was one. None is taken within a firing."""
+        """Take the snapshots whose barriers overtake now; True if there was one."""
         moved = False
         while (
-            not self.operators.firings
+            self.operators.whole
             and self._due
             and (at_s := self._due[0].overtakes_s) is not None
             and self.monotonic_s() >= at_s
@@ -319,6 +373,7 @@ class Subtask:
             exact=self.alignment.exact,
             left=left,
             captures=captures,
+            goes_on=self._completes_s is not None and bool(self.operators.firings),
         )
         for channel in chain(self.outputs, self.fed):
             channel.send_signal(frame)
@@ -333,12 +388,12 @@ class Subtask:
     def advance(self, budget_s: float) -> bool:
         """Read restored state for about `FETCH_BUDGET_S`, then write snapshots for about *budget_s*; True if anything
         was done."""
-        self.fetching = self._fetch(self.monotonic_s() + FETCH_BUDGET_S)
+        self.fetching = self._fetch(self.processing_s() + FETCH_BUDGET_S)
         return self.snapshots.advance(budget_s) or self.fetching
 
     def _fetch(self, end_s: float) -> bool:
         tables = self.operators.tables
         moved = any(table.fetch() for table in tables)
-        while moved and self.monotonic_s() < end_s and any(table.fetch() for table in tables):
+        while moved and self.processing_s() < end_s and any(table.fetch() for table in tables):
             pass
         return moved

@@ -91,6 +91,7 @@ class ProgressReport:
             self._costs_due_s = now_s + COSTS_INTERVAL_S
             self._activity.forget()
         waiting = (*(source.reader.waiting for source in parts.sources), parts.blocks.attempt.waiting)
+        notes, repeated = parts.notes.take()
         progress = msg.Progress(
             subtask=self._subtask,
             records_in=sum(source.records for source in parts.sources),
@@ -104,7 +105,8 @@ class ProgressReport:
             },
             going_round=sum(task.going_round for task in parts.subtasks),
             waiting=list(filter(None, waiting)),
-            notes=list(parts.notes),
+            notes=notes,
+            repeated=repeated,
             full=sorted(self._full),
             held_up=[writer.held_up for writer in parts.writers if writer.held_up],
             unwritten=parts.unwritten,
@@ -115,7 +117,6 @@ class ProgressReport:
             busiest_ms=busiest_ms,
             busiest_share=busiest_share,
         )
-        parts.notes.clear()
         self._longest_gap_s = 0.0
         return progress
 
@@ -125,7 +126,7 @@ class ProgressReport:
             if bool(table.full) != (table.operator in self._full):
                 self._full ^= {table.operator}
                 place = f"worker {self._subtask}, operator {table.operator!r}"
-                parts.notes.append(f"{place}: paused, {table.full}" if table.full else f"{place}: goes on")
+                parts.notes.add(f"{place}: paused, {table.full}" if table.full else f"{place}: goes on")
 
 
 class Worker:
@@ -222,10 +223,10 @@ class Worker:
             moved = channel.flush() or channel.fill() or moved
         for channel in parts.outgoing:
             channel.hear()
-        began_s = self.clients.monotonic_s()
+        began_s = self.clients.processing_s()
         for task in reversed(parts.subtasks):
             moved = task.step(hurried=hurried) or moved
-        budget_s = snapshot_budget_s(self.clients.monotonic_s() - began_s)
+        budget_s = snapshot_budget_s(self.clients.processing_s() - began_s)
         self.activity.phase("flushing its sinks")
         for writer in parts.writers:
             moved = writer.poll() or moved
@@ -235,7 +236,7 @@ class Worker:
             fetching, name = task.fetching, task.operators.task
             moved = task.advance(budget_s) or moved
             if fetching and not task.fetching and not task.full:
-                parts.notes.append(f"worker {self.start.subtask}: the state of {name!r} is read whole")
+                parts.notes.add(f"worker {self.start.subtask}: the state of {name!r} is read whole")
             if name not in self._finished and task.sources and all(s.reader.finished for s in task.sources):
                 self._finished.add(name)
                 self.connection.send(msg.SourceFinished(name, self.start.subtask))
@@ -252,6 +253,8 @@ class Worker:
                 hit("worker-finalized")
                 for writer in self.parts.writers:
                     writer.finalized(checkpoint)
+                for task in self.parts.subtasks:
+                    task.operators.answers.asks_alone = False
             case msg.Hold(held):
                 self._held = held
             case msg.Shutdown():
@@ -265,7 +268,7 @@ class Worker:
             source.triggers.append(SourceTrigger(frame, trigger.final, mine, trigger.drains))
         overtakes_s = None if after_ms is None else self.clients.monotonic_s() + after_ms / 1000
         for task in self.parts.subtasks:
-            task.triggered(frame, overtakes_s, final=trigger.final)
+            task.triggered(frame, overtakes_s, final=trigger.final, completes=trigger.completes)
 
     def _rest(self) -> None:
         """Wait for the coordinator or a channel, or until all else is due."""

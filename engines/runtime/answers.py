@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -93,6 +94,10 @@ class Answers:
     """(operator, body), in order."""
     replayed: dict[str, deque[bytes]] | None = None
     """The bodies of an earlier run by operator, not taken yet; None: services are called."""
+    asks_alone: bool = False
+    """Whether each record has a call of its own: restarts have not helped, and no checkpoint has completed since."""
+    repeats_for_s: float = inf
+    """Since the loop last came round: after that no call is repeated or divided, for a barrier may wait."""
     _read: dict[str, deque[Any]] = field(default_factory=dict, init=False)
     """By operator, what is read of them and not taken yet."""
 

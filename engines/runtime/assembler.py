@@ -6,6 +6,7 @@ Invariant: a task has the same operators in every engine, in the same order, wir
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
@@ -39,7 +41,6 @@ from exactlyonce.pipeline.errors import (
     ExactlyOnceError,
     GraphError,
     InvariantViolation,
-    require,
     text_of,
 )
 from exactlyonce.pipeline.exactness import in_utc
@@ -139,7 +140,7 @@ class TaskOperators:
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
     firings: list[TimedOperator[Any]] = field(default_factory=list)
-    """The operators with results that are due, in order. Until it is empty, no input is taken and no cut made."""
+    """The operators with results that are due, in order. Others get a turn only after `interrupt`."""
     timed: list[TimedOperator[Any]] = field(default_factory=list)
     clocked: list[TimedOperator[Any]] = field(default_factory=list)
     """The operators that go by the clock, too."""
@@ -153,6 +154,7 @@ class TaskOperators:
     """The time that `clocked` know."""
 
     def take(self, source: BatchInput, batch: Batch) -> None:
+        self.interrupt()
         self.tell_time(self._now_ms)
         if self.order is not None:
             source.note(self.order)
@@ -165,7 +167,9 @@ class TaskOperators:
         Operators are told the time only then, or with the next input, so that the order log is short.
         """
         self._now_ms = max(self._now_ms, now_ms)
-        if any(operator.rings(self._now_ms) for operator in self.clocked):
+        firing = {id(operator) for operator in self.firings}
+        if any(id(operator) not in firing and operator.rings(self._now_ms) for operator in self.clocked):
+            self.interrupt()
             self.tell_time(self._now_ms)
 
     def tell_time(self, now_ms: int) -> None:
@@ -180,23 +184,73 @@ class TaskOperators:
 
     def advance(self, source: WatermarkInput, watermark: Watermark) -> None:
         """Take *watermark* of *source*; results that it makes due are in `firings` then."""
+        self.interrupt()
         self.tell_time(self._now_ms)
         if self.order is not None:
             self.order.watermark(source.name, watermark)
         assert source.port is not None, "the assembler has given one to every input with watermarks"
         source.port.advance(watermark.value, idle=watermark.idle)
 
-    def fire(self, room: int) -> None:
-        """Let the first operator that has something due give about *room* results, then pass its watermark on."""
+    def interrupt(self) -> None:
+        """Others get a turn: note how far the firing under way is, and that what is due is not out."""
+        if not self.firings:
+            return
         operator = self.firings[0]
-        if self.order is not None and self.order.batches:
-            room = FIRED_TOGETHER  # what is a batch must not depend on the room
-        if not operator.fire(room):
+        operator.begin()
+        operator.interrupt()
+        if self.order is not None:
+            self.order.interrupted(operator.id)
+
+    @property
+    def whole(self) -> bool:
+        """Whether others may get a turn; see `TimedOperator.whole`."""
+        return not self.firings or self.firings[0].whole
+
+    def fire(self, most: int, room: int) -> int:
+        """Let the first operator that has something due give results in one batch, see `TimedOperator.fire`. Once all
+        is out, pass its watermark on. Returns how much of what was due was taken."""
+        operator = self.firings[0]
+        taken = operator.fire(most, room)
+        if self.order is not None:
+            self.order.gave(operator.id, taken)
+        self._end_firing(operator)
+        return taken
+
+    def _end_firing(self, operator: TimedOperator[Any]) -> None:
+        """Pass the watermark of *operator* on, if nothing else is due."""
+        if operator.fires:
             hit("timed-firing")
             return
         hit("timed-fired")
+        if self.order is not None:
+            self.order.over(operator.id)
         del self.firings[0]
         operator.pass_on(operator.watermark, idle=operator.idle)
+        operator.take_next()
+
+    def fire_all(self) -> None:
+        """Let all operators that have something due give all results. Nobody had a turn, so no order log has it."""
+        while self.firings:
+            self._fire_whole()
+
+    def _fire_whole(self) -> None:
+        operator = self.firings[0]
+        operator.fire(sys.maxsize, FIRED_TOGETHER)
+        self._end_firing(operator)
+
+    def fire_along(self, name: str, count: int, *, over: bool) -> bool:
+        """Let operator *name* give what an earlier run has noted as *count*, and be *over* then or not; those before it
+        give all. Returns whether that is what it has."""
+        while self.firings and self.firings[0].id != name:
+            self._fire_whole()
+        if not self.firings:
+            return False
+        operator = self.firings[0]
+        taken = self.fire(count, sys.maxsize) if count else 0
+        if not over:
+            self.interrupt()
+            return taken == count and operator.fires
+        return taken == count and operator.fires and not self.fire(1, sys.maxsize)
 
     def cut(
         self,
@@ -208,13 +262,14 @@ class TaskOperators:
         exact: bool = True,
         left: Sequence[InFlightFrame] = (),
         captures: Sequence[InFlightCapture] = (),
+        goes_on: bool = False,
     ) -> Cut:
         """The cut at barrier *checkpoint*, in constant time; the sinks get the barrier.
 
         *whole*: tables are written whole, not only their changes since *base*. *exact*: the records since the last cut
-        are exactly those between two barriers.
+        are exactly those between two barriers. *goes_on*: see `Ack.goes_on`.
         """
-        require(not self.firings, "a cut waits until all that is due is out")
+        self.interrupt()
         order, answers = None, self.answers.cut()
         if self.order is not None and not (self.order.empty and not answers and exact):
             order = self.order.cut(exact=exact, answers=answers)
@@ -223,7 +278,8 @@ class TaskOperators:
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
         for sink in self.sinks:
             sink.barrier(checkpoint)
-        return Cut(tables, order, offsets, self.sinks, left, captures)
+        left_out = tuple(operator.left_out for operator in self.timed)
+        return Cut(tables, order, offsets, self.sinks, left, captures, left_out, goes_on)
 
     def close(self) -> None:
         """Close what the user's operators opened."""
@@ -266,8 +322,8 @@ class Assembler:
     skips: Sequence[RecordPlace] = ()
     """The records of the inputs to leave out."""
     activity: Activity = field(default_factory=Activity)
-    note: Callable[[str], None] = field(default=lambda line: None)
-    """Called with a line about each of the first dead letters."""
+    notes: Notes = field(default_factory=Notes)
+    """Gets dead letters, and late records that no output gets."""
 
     @cached_property
     def in_flight(self) -> list[InFlightFrame]:
@@ -284,7 +340,7 @@ class Assembler:
             if node.dead_letters is not None:
                 kind = node.kind.value if node.kind in (Kind.SOURCE, Kind.SINK) else "operator"
                 inputs = inputs_at_hand(graph, node)
-                operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.note, inputs)
+                operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.notes, inputs)
             operators.by_id[node.id] = push = self._operator(node, ends, operators)
             if node.kind is Kind.SOURCE:
                 ends.read(node, push)
@@ -384,7 +440,7 @@ class Assembler:
                 has_times=self.plan.graph.has_event_time,
             )
         )
-        operator.firings, operator.note = operators.firings, self.note
+        operator.firings, operator.notes = operators.firings, self.notes
         operator.late_output, operator.late_right_output = node.late, node.late_right
         operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []
@@ -447,6 +503,7 @@ class Assembler:
         prepared: Callable[[str], None],
         note: Callable[[str], None],
         partitions: int | None,
+        partitioner: str | None,
     ) -> Opened:
         """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
         context = WriterContext(
@@ -462,6 +519,7 @@ class Assembler:
             prepared=prepared,
             note=note,
             partitions=partitions,
+            partitioner=partitioner,
         )
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)

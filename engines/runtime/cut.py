@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 from exactlyonce.checkpoint.block_storage import Ticket
-from exactlyonce.checkpoint.events import Ack, OperatorAck, Phases
+from exactlyonce.checkpoint.events import Ack, LeftOut, OperatorAck, Phases
 from exactlyonce.checkpoint.records.manifest import OrderLog, SourceOffset
 from exactlyonce.engines.runtime.blocks import SubtaskBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
@@ -75,6 +75,9 @@ class Cut:
     left: Sequence[InFlightFrame] = ()
     """Restored in-flight records that are not taken yet. They go before those captured now."""
     captures: Sequence[InFlightCapture] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    goes_on: bool = False
+    """See `Ack.goes_on`."""
 
     def acknowledge(self, blocks: SubtaskBlocks, stopwatch: Stopwatch | None = None) -> Steps[Ack]:
         """Write the cut and acknowledge it. An index waits for its blocks; all else is written in parallel.
@@ -127,4 +130,6 @@ class Cut:
             written=tuple(blocks.written),
             declined=declined,
             phases=None if stopwatch is None else stopwatch.phases,
+            left_out=self.left_out,
+            goes_on=self.goes_on,
         )

@@ -15,13 +15,12 @@ import msgspec
 
 from exactlyonce.engines.runtime.answers import FetchFailed
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.users_code import portable_traceback
 from exactlyonce.pipeline.dead_letters import INPUT, RECORD, DeadLetter, Reason
 from exactlyonce.pipeline.errors import text_of
 from exactlyonce.pipeline.records import Record
 
-NAMED_MAX = 5
-"""The letters of an attempt that get a line each."""
 TEXT_LENGTH_MAX = 4_000
 """Longer messages and tracebacks are cut, so that a letter has room in its topic."""
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -36,8 +35,7 @@ class DeadLetterOutput:
     operator: str
     kind: str
     """That of `Reason`."""
-    say: Callable[[str], None]
-    """Called with a line about each of the first few."""
+    notes: Notes
     inputs: Mapping[str, Callable[[Any], DeadLetter]] = field(default_factory=dict)
     """By topic, what makes a letter of an input record; empty: a record has only the place of its input record."""
     listeners: list[Push] = field(default_factory=list)
@@ -46,7 +44,11 @@ class DeadLetterOutput:
     def add(self, batch: Batch, failed: Sequence[tuple[int, BaseException]]) -> Batch:
         """*batch* without the records at the places of *failed*, which become letters: each with its exception."""
         places = {place for place, _ in failed}
-        letters = [self.letter(batch.records[place], batch.origins[place], error) for place, error in failed]
+        times = batch.times
+        letters = [
+            self.letter(batch.records[place], batch.origins[place], error, None if times is None else times[place])
+            for place, error in failed
+        ]
         self.push(letters, [batch.origins[place] for place, _ in failed])
         return batch.where([place not in places for place in range(len(batch.records))])
 
@@ -54,18 +56,24 @@ class DeadLetterOutput:
         for push in self.listeners:
             push(Batch(letters, origins))
 
-    def letter(self, record: Any, origin: Origin, error: BaseException) -> DeadLetter:
-        """The letter of a *record* on which a function raised *error*."""
+    def letter(self, record: Any, origin: Origin, error: BaseException, event_time: int | None = None) -> DeadLetter:
+        """The letter of a *record*, of *event_time*, on which a function raised *error*."""
         as_read = self.inputs.get(origin.topic() or "")
         letter: DeadLetter = Record(value_of(record)) if as_read is None else as_read(origin)
-        return self._addressed(letter, RECORD if as_read is None else INPUT, origin, error, text_of(error))
+        return self._addressed(letter, RECORD if as_read is None else INPUT, origin, error, text_of(error), event_time)
 
     def undecoded(self, message: Any, error: BaseException, problem: str) -> DeadLetter:
         """The letter of a *message* that does not decode, because of *problem*."""
         return self._addressed(self.inputs[message.topic()](message), INPUT, message, error, problem)
 
     def _addressed(
-        self, record: DeadLetter, holds: str, origin: Origin, error: BaseException, problem: str
+        self,
+        record: DeadLetter,
+        holds: str,
+        origin: Origin,
+        error: BaseException,
+        problem: str,
+        event_time: int | None = None,
     ) -> DeadLetter:
         place: dict[str, Any] = {"topic": origin.topic(), "partition": origin.partition(), "offset": origin.offset()}
         if (result := result_of(origin)) is not None:
@@ -79,14 +87,13 @@ class DeadLetterOutput:
             error=error.name if isinstance(error, FetchFailed) else type(error).__name__,
             message=_portable(problem),
             traceback=_portable(portable_traceback(error)),
+            event_time=event_time,
         )
         self.count += 1
-        if self.count <= NAMED_MAX:
-            more = ", as others will be that are not named here" if self.count == NAMED_MAX else ""
-            self.say(
-                f"dead letter: {self.kind} {self.operator!r}, {shown_origin(origin)}: {reason.error}: "
-                f"{reason.message}{more}"
-            )
+        self.notes.repeat(
+            f"dead letter: {self.kind} {self.operator!r}",
+            lambda: f"{shown_origin(origin)}: {reason.error}: {reason.message}",
+        )
         return msgspec.structs.replace(record, headers=(*record.headers, *reason.headers()))
 
 

@@ -1,7 +1,8 @@
 """The operator of `Stream.enrich`: it calls a service for each batch, and waits for all answers.
 
 Invariants: no call is under way between two batches, so a cut has none, and records, watermarks and barriers keep their
-order. The answers are noted before they are passed on; a replay takes the noted ones.
+order. The answers are noted before they are passed on; a replay takes the noted ones. A call is repeated, or made for
+fewer records, only while there is time before the checkpoint's timeout: see `Answers.repeats_for_s`.
 """
 
 from __future__ import annotations
@@ -9,22 +10,24 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
+from itertools import chain
 from typing import Any
 
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S
 from exactlyonce.engines.runtime.answers import AnswerCodec, Answers, FetchFailed
 from exactlyonce.engines.runtime.batch import Batch, shown_origin
-from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip
+from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip, record_error
 from exactlyonce.engines.runtime.outage import is_outage
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.pipeline.enrich import Calls, Enriched
-from exactlyonce.pipeline.errors import RecordError, text_of
+from exactlyonce.pipeline.errors import RecordError, Unavailable, text_of
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.names import setting
 from exactlyonce.pipeline.schema import type_name
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
@@ -77,11 +80,33 @@ def _run(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
 
 
 class _Failed(Exception):
-    """A call failed for good, of records from *place* on, with the error that is its cause."""
+    """A call for so many *records* from *place* on failed for good, with the error that is its cause."""
 
-    def __init__(self, place: int, error: BaseException) -> None:
+    def __init__(self, place: int, records: int, error: BaseException, *, cut_short: bool = False) -> None:
+        """*cut_short*: there was no time for further attempts."""
         super().__init__(place)
-        self.place, self.error = place, error
+        self.place, self.records, self.error, self.cut_short = place, records, error, cut_short
+        self.answered: int | None = None
+        """How many records of the batch got an answer when each was asked about alone; None: they were not."""
+
+
+class _Room:
+    """Room for so many records in calls, given in the order in which calls ask."""
+
+    def __init__(self, records: int) -> None:
+        self._free = records
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+
+    async def take(self, records: int) -> None:
+        async with self._turn:
+            while self._free < records:
+                self._freed.clear()
+                await self._freed.wait()
+            self._free -= records
+
+    def give_back(self, records: int) -> None:
+        self._free += records
+        self._freed.set()
 
 
 @dataclass(slots=True)
@@ -155,49 +180,80 @@ class Enricher(BatchOperator):
         except _Failed as failed:
             if isinstance(failed.error, _Miscounted):
                 raise self._wrong(batch, failed.place, str(failed.error)) from None
-            raise self.error(batch.origins[failed.place], failed.error) from failed.error
+            raise self._failure(batch, failed) from failed.error
         return answers
+
+    def _failure(self, batch: Batch, failed: _Failed) -> RecordError | Unavailable:
+        origin, error = batch.origins[failed.place], failed.error
+        shown = shown_origin(origin)
+        call = shown if failed.records == 1 else f"a call for {failed.records} records, of which {shown} is the first"
+        if failed.cut_short:
+            raised = f"raised {type(error).__name__}: {text_of(error).removesuffix('.')}{place_of(error)}, on {call}"
+            return Unavailable(
+                f"Operator {self.id!r} {raised}. There was no time to repeat or to divide the call: a batch has "
+                f"{self.answers.repeats_for_s:g} s for that, a third of {setting('checkpoint_timeout')}. Nothing is "
+                f"skipped or lost, and the records come again. If restarts do not help, each is asked about alone.",
+                **facts_of(self.id, None),
+            )
+        if failed.records > 1:
+            return record_error(f"Operator {self.id!r}", self.id, None, error, on=call)
+        stops = self.error(origin, error)
+        if failed.answered is None or not isinstance(stops, Unavailable):
+            return stops
+        advice = f"If it never gets one, change the service, the record or timeout={or_skip(origin)}."
+        others = f"{failed.answered} others of its batch got answers. {advice}"
+        alone = others if failed.answered else "no other record of its batch got an answer, either."
+        why = "Restarts did not help, so each record was asked about alone"
+        return Unavailable(f"{stops} {why}: {alone}", **stops.facts)
 
     async def _all(self, fetch: Callable[[list[Any]], Any], records: Sequence[Any]) -> list[Any]:
-        size, answers = self.calls.batch, [None] * len(records)
-        free = asyncio.Semaphore(max(1, self.calls.in_flight // size))
+        alone = self.answers.asks_alone
+        size, room = 1 if alone else self.calls.batch, _Room(self.calls.in_flight)
+        parts = [(start, records[start : start + size]) for start in range(0, len(records), size)]
+        answers = await _side_by_side((self._answers(fetch, part, start, room) for start, part in parts), to_end=alone)
+        if failures := [answer for answer in answers if isinstance(answer, BaseException)]:
+            if isinstance(first := failures[0], _Failed):
+                first.answered = len(answers) - len(failures)
+            raise first
+        return [*chain.from_iterable(answers)]
 
-        async def one(start: int) -> None:
-            async with free:
-                end = min(start + size, len(records))
-                answers[start:end] = await self._answers(fetch, records[start:end], start)
+    @property
+    def _has_time(self) -> bool:
+        """Whether a call may be repeated: a barrier may wait since the loop last came round."""
+        return self.activity.now_s() < self.activity.turned_s + self.answers.repeats_for_s
 
-        tasks = [asyncio.ensure_future(one(start)) for start in range(0, len(records), size)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return answers
+    async def _answers(self, fetch: Callable[..., Any], records: Sequence[Any], place: int, room: _Room) -> list[Any]:
+        """The answers for *records*, from *place* on.
 
-    async def _answers(self, fetch: Callable[..., Any], records: Sequence[Any], place: int) -> list[Any]:
-        """The answers for *records*, from *place* on. A call that fails for good is made again for each record alone,
-        which shows the records that make it fail; not so if that is an outage."""
+        A call for several that fails is made for each half, side by side, and so on down to the records that make it
+        fail; not so if that is an outage. A call for one, and an outage, is repeated.
+        """
         pause_s = PAUSE_MIN_S
         for attempt in range(self.calls.retries + 1):
-            answers, failure = await self._outcome(fetch, records)
+            answers, failure = await self._outcome(fetch, records, room)
             if failure is None:
                 return answers
             if isinstance(failure, _Miscounted):
-                raise _Failed(place, failure)
+                raise _Failed(place, len(records), failure)
+            divides = len(records) > 1 and not is_outage(failure)
+            if (divides or attempt < self.calls.retries) and not self._has_time:
+                if not is_outage(failure) and not self.answers.asks_alone:
+                    raise _Failed(place, len(records), failure, cut_short=True)
+                break
+            if divides:
+                middle = len(records) // 2
+                halves = (records[:middle], place), (records[middle:], place + middle)
+                return [*chain(*await _side_by_side(self._answers(fetch, *half, room) for half in halves))]
             if attempt < self.calls.retries:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
-        if len(records) > 1 and not is_outage(failure):
-            alone = [await self._answers(fetch, [record], place + number) for number, record in enumerate(records)]
-            return [answer for (answer,) in alone]
         if not self.survives(failure):
-            raise _Failed(place, failure)
+            raise _Failed(place, len(records), failure)
         return [FetchFailed(type(failure).__name__, f"{text_of(failure)}{place_of(failure)}")]
 
-    async def _outcome(self, fetch: Callable[..., Any], records: Sequence[Any]) -> tuple[list[Any], Any]:
+    async def _outcome(self, fetch: Callable[..., Any], records: Sequence[Any], room: _Room) -> tuple[list[Any], Any]:
         """The answers and None, or the error, as a value: a `CancelledError` of the function is none of ours."""
+        await room.take(len(records))
         call = asyncio.ensure_future(_answers_of(fetch, records))
         try:
             await asyncio.wait([call], timeout=self.calls.timeout_s)
@@ -205,12 +261,24 @@ class Enricher(BatchOperator):
         finally:
             call.cancel()
             await asyncio.wait([call])
+            room.give_back(len(records))
         try:
             return call.result(), None
         except asyncio.CancelledError as error:
             return [], TimeoutError(f"no answer within {self.calls.timeout}") if is_late else error
         except BaseException as error:
             return [], error
+
+
+async def _side_by_side(calls: Iterable[Coroutine[Any, Any, Any]], *, to_end: bool = False) -> list[Any]:
+    """The results of *calls*. The first error ends the others; *to_end*: errors are among the results."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks, return_exceptions=to_end)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _answers_of(fetch: Callable[..., Any], records: Sequence[Any]) -> list[Any]:

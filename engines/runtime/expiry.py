@@ -170,6 +170,7 @@ class ExpiringOperator(TimedOperator[None]):
         """The slots that end, which give nothing. A drain ends none: the next run goes on with the states."""
         for slot in [] if self.drains else self.table.slots(self.watermark):
             self.table.drop(slot, self.table.groups(slot))
+            self.table.advance(slot)
             yield nothing_at(slot)
 
 

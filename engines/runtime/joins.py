@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at, slices
+from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at
 from exactlyonce.engines.runtime.waiting import UNWRITTEN_MAX, Waiting
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
@@ -137,7 +137,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         self._take(batch, RIGHT)
 
     def _take(self, batch: Batch, side: int) -> None:
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch = self.in_time(batch, right=side == RIGHT)
         assert batch.keys is not None
         assert batch.times is not None
@@ -152,7 +152,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
             self._write(side, batch.keys, batch.times, batch.records, set(places))
         else:
             self._keep(batch.keys, batch.times, batch.records, self._unwritten[side])
-        self.activity.leave(self.id, entered_s, len(batch.records))
+        self.activity.leave(self.id, entered_s, count)
         if places:
             self.push(self._pairs(batch, places, partners, side))
 
@@ -210,8 +210,8 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                 self.settle()
 
     def _drop_over(self) -> None:
-        """Drop the unwritten entries whose slots have gone: no partner can come any more."""
-        fired = min(map(self.table.watermark, self.groups), default=NO_WATERMARK)
+        """Drop the unwritten entries whose slots are over: no partner can come any more."""
+        fired = self._fired if self.drains else self.watermark
         self._count_unwritten = 0
         for side, unwritten in enumerate(self._unwritten):
             over = fired - self._after[side]
@@ -225,6 +225,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
             self._count_unwritten += sum(map(len, rest.values()))
 
     def settle(self) -> None:
+        Joiner.settle(self)
         self._drop_over()
         for side, unwritten in enumerate(self._unwritten):
             keys = list(chain.from_iterable(map(repeat, unwritten, map(len, unwritten.values()))))
@@ -259,9 +260,10 @@ class IntervalJoiner(Joiner[IntervalJoin]):
             groups = self.table.groups(slot)
             for group in groups if any(self._alone) else ():
                 keys, states = self.table.read(slot, group)
-                for some in slices(len(keys)):
-                    alone = [*self._without_partner(keys[some], states[some])]
-                    yield Due(slot, len(alone), Results(alone, [slot] * len(alone)))
+                for some in self._steps(len(keys)):
+                    own, alone = keys[some], [*self._without_partner(keys[some], states[some])]
+                    yield Due(slot, len(alone), Results(alone, [slot] * len(alone)), len(own), group, own)
+                self.table.drop(slot, (group,))
             self.table.drop(slot, groups)
             yield nothing_at(slot)
 
@@ -310,6 +312,12 @@ class AsOfJoiner(Joiner[AsOf]):
     """The left records that are in memory alone."""
     _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
     """Those that the table has, too."""
+    _begun: list[EarlyLeft] = field(default_factory=list, init=False)
+    """Those of the bucket that a firing is at, in their order."""
+    _count_begun: int = field(default=0, init=False)
+    """How many of these have had their results."""
+    _unwritten: list[EarlyLeft] = field(default_factory=list, init=False)
+    """Those of them that the table does not have."""
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
@@ -321,9 +329,8 @@ class AsOfJoiner(Joiner[AsOf]):
                     self._written.add([cast("EarlyLeft", (time, key, *rest)) for time, *rest in lefts if time > over])
 
     def left(self, batch: Batch) -> None:
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch, floors = self._in_time(batch, LEFT)
-        count = len(batch.records)
         late: tuple[Batch, list[bytes]] | None = None
         times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
         if times and not self.are_in_time(batch, min(times)):
@@ -346,17 +353,38 @@ class AsOfJoiner(Joiner[AsOf]):
             self.settle()
 
     def settle(self) -> None:
+        self._settle_begun()
         new = self._new.take_all()
-        slots, keys = [one[0] | _SLOT_MS for one in new], [one[1] for one in new]
-        self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
+        self._write(new)
         self._written.add(new)
 
+    def _write(self, new: Sequence[EarlyLeft]) -> None:
+        slots, keys = [one[0] | _SLOT_MS for one in new], [one[1] for one in new]
+        self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
+
+    def _settle_begun(self) -> None:
+        """The table gets those of a bucket that was begun which had no result, and loses those of the last time that
+        had one: those of earlier times are over."""
+        if not self._count_begun:
+            return
+        had, left = self._begun[: self._count_begun], self._begun[self._count_begun :]
+        unwritten = set(map(_turn, self._unwritten))
+        self._write([one for one in left if _turn(one) in unwritten])
+        last = had[-1][0]
+        for key in {one[1] for one in had if one[0] == last}:
+            if (state := self.table.get(last | _SLOT_MS, key)) is not None:
+                gone = {one[2:5] for one in had if one[:2] == (last, key)}
+                lefts = [entry for entry in state[LEFT] if entry[0] != last or tuple(entry[1:4]) not in gone]
+                self.table.put(last | _SLOT_MS, key, (lefts, state[RIGHT]))
+        self.table.advance(last - 1)
+        self._unwritten = []
+
     def right(self, batch: Batch) -> None:
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch, floors = self._in_time(batch, RIGHT)
         times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
         values = _values(batch, changelog=self.join.changelog)
-        keep_ms, oldest = self.join.keep_ms, self._oldest(self.watermark)
+        keep_ms, oldest = self.join.keep_ms, self._oldest(self._fired)
         by_key = {key: [*versions] for key, versions in self._versions(keys).items()}
         ends: dict[tuple[int, bytes], None] = {}
         since = [max(time, floor + 1) for time, floor in zip(times, floors, strict=True)]
@@ -369,7 +397,7 @@ class AsOfJoiner(Joiner[AsOf]):
         needed = [_needed(versions, oldest) for versions in by_key.values()]
         self.table.update(_versioned, [VERSIONS] * len(needed), [*by_key], needed)
         self.table.update(_versioned, [slot for slot, _ in ends], [key for _, key in ends], [()] * len(ends))
-        self.activity.leave(self.id, entered_s, len(times))
+        self.activity.leave(self.id, entered_s, count)
 
     def _in_time(self, batch: Batch, side: int) -> tuple[Batch, list[int]]:
         """*batch* without the records that are too late, and the floor of each late one that is left."""
@@ -407,13 +435,17 @@ class AsOfJoiner(Joiner[AsOf]):
         watermark, known = min(self.watermark, VERSIONS - 1), dict[bytes, tuple[Any, Sequence[Any]]]()
         written, new = self._written, self._new
         for end in sorted({*written.ends(watermark), *new.ends(watermark)}):
-            due = [*written.take(end), *new.take(end)]
+            self._unwritten = new.take(end)
+            self._begun = due = [*written.take(end), *self._unwritten]
             due.sort(key=_turn)
-            for some in slices(len(due)):
-                results = self._answered(due[some], known)
-                yield Due(due[some][-1][0], len(results.records), results)
+            for some in self._steps(len(due)):
+                results, self._count_begun = self._answered(due[some], known), some.stop
+                yield Due(due[some][-1][0], len(results.records), results, some.stop - some.start)
+            self._begun, self._count_begun = [], 0
         # after a drain, a later run goes on after the last result, in the slot of that
-        for slot in self.table.slots(self._last if self.drains else watermark):
+        over = self._last if self.drains else watermark
+        self.table.advance(over)
+        for slot in self.table.slots(over):
             groups = self.table.groups(slot)
             for group in groups:
                 for key in self.table.read(slot, group)[0]:

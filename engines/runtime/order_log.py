@@ -7,6 +7,10 @@ channel's are of records. If the batches matter (see `engines.plan.rejoins`), ea
 record has an input of its own (`LoggedInput.kind`), whose count is a time in ms after *zero*. Each interval begins with
 the watermarks that the inputs have, and with the clock: a replay knows no earlier ones.
 
+What a watermark or the clock makes due is out before the next entry, and not in the log. If others had a turn during
+the firing, or the batches matter, its operator has entries: FIRED counts what was given before others had a turn, OVER
+what was given then until its end. An interval that begins within a firing has an empty FIRED after the times.
+
     part of answers = msgpack array: the operator's input alone, nothing, zero, bodies
 
 The answers of services come after all runs, by operator; see `engines.runtime.answers`.
@@ -31,6 +35,9 @@ PART_SIZE_MAX = 512 * 1024
 NOT_A_SOURCE = -1
 """The partition of a channel, of a watermark, and of the clock."""
 RECORDS, WATERMARK, IDLE, FLOOR, CLOCK, ANSWERS = "", "watermark", "idle", "floor", "clock", "answers"
+FIRED, OVER = "fired", "over"
+_COUNTED = (RECORDS, FIRED, OVER)
+"""The kinds whose number is no time."""
 
 
 class LoggedInput(NamedTuple):
@@ -41,7 +48,8 @@ class LoggedInput(NamedTuple):
     kind: str = RECORDS
     """WATERMARK: the input advances to this time; IDLE: likewise, and it is idle. FLOOR: that of the partition, which
     was idle, begins there. CLOCK: operators that go by it are told this time. ANSWERS: the bodies of a part are of
-    the operator of this name."""
+    the operator of this name. FIRED, OVER: the operator of this name has given so much, see `Due.taken`; then others
+    had a turn, or its firing was over."""
 
 
 INEXACT = LoggedInput("", -2)
@@ -75,6 +83,10 @@ class OrderRuns:
     """None: no time was noted since the last cut."""
     _known: int = field(default=0, init=False)
     """The length of `runs` when it had the times of the last cut alone."""
+    _firing: str | None = field(default=None, init=False)
+    """The operator whose firing is in the log, and not over."""
+    _given: int = field(default=0, init=False)
+    """What the firing under way has given since its last entry."""
 
     @property
     def empty(self) -> bool:
@@ -108,6 +120,32 @@ class OrderRuns:
         self._clock_ms = now_ms
         self._time(LoggedInput("", kind=CLOCK), now_ms)
 
+    def gave(self, operator: str, count: int) -> None:
+        """The firing of *operator* has given *count* in one batch."""
+        self._given += count
+        if self.batches and count:
+            self._fired(operator)
+
+    def interrupted(self, operator: str) -> None:
+        """Others get a turn during the firing of *operator*."""
+        if self._given or self._firing is None:
+            self._fired(operator)
+
+    def _fired(self, operator: str) -> None:
+        self.runs += (self._place(LoggedInput(operator, kind=FIRED)), self._given)
+        self._firing, self._given = operator, 0
+
+    def begins_within(self, operator: str) -> None:
+        """The interval begins within the firing of *operator*. Its first entry says so: a replay lets nothing fire
+        before it has the times that come next."""
+        self.runs += (self._place(LoggedInput(operator, kind=FIRED)), 0)
+
+    def over(self, operator: str) -> None:
+        """The firing of *operator* is over."""
+        if self._firing is not None:
+            self.runs += (self._place(LoggedInput(operator, kind=OVER)), self._given)
+        self._firing, self._given = None, 0
+
     def _time(self, input: LoggedInput, time: int) -> None:
         if time != NO_WATERMARK:
             self._zero = time if self._zero is None else self._zero
@@ -121,10 +159,14 @@ class OrderRuns:
         """The encoded runs since the last cut, with the *answers* of operators: one part at least. *exact*: they are
         those between two barriers."""
         runs, zero, self.runs, self._zero = self.runs, self._zero or 0, [], None
+        if self._firing is not None:
+            self.begins_within(self._firing)
         for name, watermark in self._watermarks.items():
             self.watermark(name, watermark)
         if self._clock_ms is not None:
             self.clock(self._clock_ms)
+        if self._firing is not None:
+            self._fired(self._firing)
         self._known = len(self.runs)
         if not exact:
             return tuple(_parts([INEXACT], [0, 1], 0))
@@ -162,12 +204,12 @@ def order_runs(task: Task, shuffles: Iterable[ShuffleEdge], *, several: bool) ->
 
 
 def runs_of(logs: Iterable[bytes]) -> Iterator[tuple[LoggedInput, int]]:
-    """The input and the count, or the time in ms, of each entry of consecutive *logs*. A count of 0 ends a batch."""
+    """The input and the count, or the time in ms, of each entry of consecutive *logs*. No records end a batch."""
     for log in logs:
         part = _decoder.decode(log)
         for place, count in zip(part.flat[::2], part.flat[1::2], strict=True):
             input = part.inputs[place]
-            timed = input.kind != RECORDS and count != NO_WATERMARK
+            timed = input.kind not in _COUNTED and count != NO_WATERMARK
             yield input, count + part.zero if timed else count
 
 

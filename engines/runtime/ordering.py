@@ -8,7 +8,6 @@ since a barrier, or since there were too many.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -18,7 +17,7 @@ from typing import Any
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
-from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts, slices
+from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts
 from exactlyonce.engines.runtime.waiting import Waiting, bucket_end
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
@@ -48,6 +47,10 @@ class Sorter(TimedOperator[Sequence[Early]]):
     """`in_order`: an entry is a list of held records, whose time is the slot."""
 
     _waiting: Waiting[Early] = field(default_factory=Waiting, init=False)
+    _begun: Sequence[Early] = field(default=(), init=False)
+    """The records of the bucket that a firing is at, in their order."""
+    _count_begun: int = field(default=0, init=False)
+    """How many of them were given."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
@@ -67,22 +70,37 @@ class Sorter(TimedOperator[Sequence[Early]]):
             self.settle()
 
     def settle(self) -> None:
-        early = self._waiting.take_all()
+        if self._count_begun:
+            self._settle_begun()
+        self._hold(self._waiting.take_all())
+
+    def _hold(self, early: Sequence[Early]) -> None:
+        """Bring *early* into the table."""
         slots, keys = [one[0] for one in early], [one[1] for one in early]
         self.table.update(self._with, slots, keys, [one[2:] for one in early])
+
+    def _settle_begun(self) -> None:
+        """Of the bucket that was begun, the table holds those records that were not given."""
+        table, left = self.table, self._begun[self._count_begun :]
+        for slot, key in dict.fromkeys(one[:2] for one in self._begun):
+            if (entry := table.get(slot, key)) is not None:
+                table.put(slot, key, self._without_held(entry))
+        self._hold(left)
+        self.table.advance(self._begun[self._count_begun - 1][0] - 1)
 
     def _due(self) -> Iterator[Due[Sequence[Early]]]:
         table, waiting = self.table, self._waiting
         limit = self._last_held() if self.drains else self.watermark  # the next run remembers what was given before
-        stored = defaultdict[int, list[int]](list)
-        for slot in table.slots(limit):
-            stored[min(bucket_end(slot), limit)].append(slot)
+        stored = {min(bucket_end(slot), limit) for slot in table.slots(limit)}
         for end in sorted({*stored, *waiting.ends(limit)}):
-            early = self._in_turn([*chain.from_iterable(map(self._read, stored[end])), *waiting.take(end)])
-            for some in slices(len(early)):
-                given = self._given_of(early[some])
-                yield Due(early[some][-1][0], len(given), given)
-            table.drop(end, {group for slot in stored[end] for group in table.groups(slot)})
+            early = self._in_turn([*chain.from_iterable(map(self._read, table.slots(end))), *waiting.take(end)])
+            self._begun = early
+            for some in self._steps(len(early)):
+                given, self._count_begun = self._given_of(early[some]), some.stop
+                yield Due(early[some][-1][0], len(given), given, some.stop - some.start)
+            table.drop(end, {group for slot in table.slots(end) for group in table.groups(slot)})
+            table.advance(end)
+            self._begun, self._count_begun = (), 0
         self._end(limit)
 
     def _in_turn(self, early: Sequence[Early]) -> Sequence[Early]:
@@ -125,6 +143,11 @@ class Sorter(TimedOperator[Sequence[Early]]):
         """The held records of an entry."""
         return entry  # type: ignore[no-any-return]  # it is
 
+    @staticmethod
+    def _without_held(entry: Any) -> Any:
+        """*entry* without held records; None: nothing is left."""
+        return None
+
     def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
         """The records to give of those that are due next."""
         return early
@@ -140,8 +163,8 @@ class Deduplicator(Sorter):
     spec: Deduplicate = field(kw_only=True)
     _last_given: dict[bytes, int] = field(default_factory=dict, init=False)
     """The time of the last record that was given before this firing or in it, by key; of the keys that are due."""
-    _given: dict[bytes, int] = field(default_factory=dict, init=False)
-    """That of those that this firing has given. The table has it at the end of the firing."""
+    _given_times: dict[bytes, int] = field(default_factory=dict, init=False)
+    """That of those that this firing has given. The table has it at a barrier, and at the end of the firing."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:
@@ -161,8 +184,16 @@ class Deduplicator(Sorter):
     def _held(entry: Any) -> Iterable[Held]:
         return entry[1]  # type: ignore[no-any-return]  # it is
 
+    @staticmethod
+    def _without_held(entry: Any) -> Any:
+        return None if entry[0] is None else (entry[0], [])
+
+    def _settle_begun(self) -> None:
+        self._remember(min(map(self.table.watermark, self.groups), default=NO_WATERMARK))
+        Sorter._settle_begun(self)
+
     def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
-        last, given, within = self._last_given, self._given, self.spec.within_ms
+        last, given, within = self._last_given, self._given_times, self.spec.within_ms
         new = {one[1] for one in early}.difference(last)
         last.update(dict.fromkeys(new, NO_WATERMARK))
         for key in self.table.present(new):
@@ -186,9 +217,13 @@ class Deduplicator(Sorter):
         return (entry for entry in entries if entry is not None)
 
     def _end(self, limit: int) -> None:
-        kept = [(slot, key, time) for key, time in self._given.items() if (slot := self.spec.slot(time)) > limit]
-        self._given.clear()
+        self._remember(limit)
         self._last_given.clear()
+
+    def _remember(self, limit: int) -> None:
+        """The table has from now on which records were given, unless their slots end with *limit*."""
+        kept = [(slot, key, time) for key, time in self._given_times.items() if (slot := self.spec.slot(time)) > limit]
+        self._given_times.clear()
         if kept:
             self.table.update(_remembering, *zip(*kept, strict=True))
 

@@ -13,7 +13,7 @@ from itertools import compress
 from typing import Any, cast
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.timed import Due, nothing_at, slices
+from exactlyonce.engines.runtime.timed import Due, nothing_at
 from exactlyonce.engines.runtime.windows import WindowOperator, WindowResults
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Revised
@@ -73,18 +73,21 @@ class RevisedWindows(WindowOperator[Revised]):
         while slots:
             slot = heappop(slots)
             for group in table.groups(slot):
-                keys, entries = table.take(slot, group)
+                keys, entries = table.read(slot, group)
                 parts: list[Part] = [
                     (key, last, part, given if last + lateness == slot else None)
                     for key, (given, new) in zip(keys, entries, strict=True)
                     for last, part in sorted(new.items())
                 ]
-                for some in slices(len(parts)):
+                for some in self._steps(len(parts)):
                     results, ends = self._revised(slot, group, parts[some])
                     for end in ends.difference(known):
                         known.add(end)
                         heappush(slots, end)
-                    yield Due(slot, len(results.keys), results)
+                    of_next = parts[some.stop][0] if some.stop < len(parts) else b""
+                    whole = results.keys[-1] != of_next
+                    yield Due(slot, len(results.keys), results, len(results.keys), group, results.keys, whole)
+                table.drop(slot, (group,))
             yield nothing_at(slot)
 
     def _revised(self, slot: int, group: int, parts: Sequence[Part]) -> tuple[WindowResults, set[int]]:

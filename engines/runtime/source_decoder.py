@@ -1,13 +1,11 @@
 """The decoder of a source: messages in, records out.
 
 Invariants: a batch is decoded in one pass, in time linear in the messages, and no good record is decoded twice. Only
-what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition, and the first
-few between two calls of `tell` are named.
+what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition, and noted.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
@@ -16,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import facts_of, or_skip, record_error
 from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
 from exactlyonce.engines.runtime.source_times import Runs, SourceTimes
@@ -29,7 +28,7 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, 
 from exactlyonce.pipeline.moments import LIKE_SECONDS, NoTime, shown_time
 
 NAMED_MAX = 5
-"""The skipped records that get a line each between two barriers; the others share one."""
+"""The skipped records of a partition that are known by their places: the first ones, and beside Sn the last ones."""
 
 
 class Skipped(msgspec.Struct):
@@ -40,52 +39,44 @@ class Skipped(msgspec.Struct):
     partition: int
     count: int = 0
     first: list[tuple[int, str]] = []
-    """The offsets of the first few, each with a sentence that names the record and its problem."""
+    """The offsets of the first few, each with the record's place and its problem."""
 
     def add(self, other: Skipped) -> None:
         self.count += other.count
         self.first = [*self.first, *other.first][:NAMED_MAX]
 
 
-def _write(line: str) -> None:
-    sys.stderr.write(line + "\n")
-
-
 class SourceDecoder:
-    """Decodes for source *id*, counts skipped records, and gives lines about them to *say*."""
+    """Decodes for source *id*, counts skipped records, and notes them in *notes*."""
 
     def __init__(
         self,
         id: str,
         source: Readable,
-        say: Callable[[str], None] = _write,
+        notes: Notes | None = None,
         before: Iterable[SourceOffset] = (),
         sleep: Callable[[float], None] = pause,
         skips: Iterable[RecordPlace] = (),
         dead_letters: DeadLetterOutput | None = None,
+        rules: int = LATE_BELOW_LATEST,
     ) -> None:
         """*before*: the starts of its partitions, with the records skipped before them. *skips*: records of any topic
-        that are left out undecoded. *dead_letters* takes bad records, where the source says so."""
+        that are left out undecoded. *dead_letters* takes bad records, where the source says so.
+        *rules*: see `Manifest.rules`."""
         self.id = id
         self.skipped: dict[int, Skipped] = {}
         """The records skipped since the start, by partition."""
-        self._say = say
+        self._notes = notes or Notes()
         self._before = {start.partition: (start.skipped, start.skipped_at) for start in before}
         self._last: dict[int, tuple[int, ...]] = {}
         """The offsets of the last few, by partition."""
-        self._named = 0
-        """Skipped records named since `tell`."""
-        self._unnamed = 0
-        """Skipped records not named since `tell`."""
-        self._unnamed_last = ""
-        """The place of the last of them."""
         self._skips = {(place.partition, place.offset) for place in skips if place.topic == source.place}
         self._sleep = sleep
         self._on_error, self._dead_letters = source.on_error, dead_letters
         self.times: SourceTimes | None = None
         """None: its records have no event time."""
         if (event_time := source.event_time) is not None:
-            self.times, self._on_time_error = SourceTimes(event_time, before), event_time.on_error
+            self.times, self._on_time_error = SourceTimes(event_time, before, rules), event_time.on_error
         self._looked_at_times = False
         self._decoder = source.decoder()
 
@@ -101,15 +92,6 @@ class SourceDecoder:
         if (skipped := self.skipped.get(position.partition)) is not None:
             count, last = count + skipped.count, (*last, *self._last[position.partition])[-NAMED_MAX:]
         return msgspec.structs.replace(position, skipped=count, skipped_at=last) if count else position
-
-    def tell(self) -> None:
-        """Count in one line the records that were skipped and not named since the last call."""
-        if self._unnamed:
-            self._say(
-                f"skipped: source {self.id!r}: {self._unnamed:,} more records since the last checkpoint, "
-                f"the last at {self._unnamed_last}"
-            )
-        self._named = self._unnamed = 0
 
     def decode(self, messages: Sequence[Any], runs: Runs | None = None) -> Batch:
         """The batch of *messages*; *runs* tell their splits, if known.
@@ -176,7 +158,7 @@ class SourceDecoder:
         if times and not self._looked_at_times:
             self._looked_at_times = True
             if times[0] in LIKE_SECONDS:
-                self._say(
+                self._notes.add(
                     f"source {self.id!r}: the time of its first record is {shown_time(times[0])}: if time= gives "
                     f"seconds, let it give ms, as 1000 * seconds"
                 )
@@ -207,8 +189,7 @@ class SourceDecoder:
             place = message.partition(), message.offset()
             if place in self._skips:
                 self._skips.remove(place)
-                why = f"source {self.id!r}: the record at {_place(message)}, as asked for by --skip"
-                self._count(message, partial(str, why))
+                self._count(message, partial(str, f"the record at {_place(message)}, as asked for by --skip"))
             else:
                 kept.append(message)
         return kept
@@ -242,43 +223,37 @@ class SourceDecoder:
         *option*, *raiser* the code that has raised *error*, *remedy* what may have to be another, and *place* a line
         of code for a person: a letter has it in its traceback."""
 
-        def sentence() -> str:
-            return sendable(f"Source {self.id!r}: the record at {_place(message)}: {problem()}{place}.")
+        def why() -> str:
+            return sendable(f"the record at {_place(message)}: {problem()}{place}.")
 
         if not is_bad_record(error):
             raise RecordError(
-                f"{sentence()} The job has stopped before it; nothing is lost. "
+                f"Source {self.id!r}: {why()} The job has stopped before it; nothing is lost. "
                 f"{type(error).__name__}{'' if place else place_of(error)} says neither that the record is bad nor "
                 f"that something is away, so {option}= does not leave it out. Fix {raiser}: let it raise ValueError "
                 f"for a bad record, and exactlyonce.Unavailable for an outage{or_skip(message)}."
             ) from error
         if on_error == "fail":
             raise RecordError(
-                f"{sentence()} The job has stopped before it; nothing is lost. Fix {remedy} or the producer, or let "
-                f'the source keep such records elsewhere: {option}=DeadLetters("topic"), or skip them: '
-                f'{option}="skip"{or_skip(message)}.',
+                f"Source {self.id!r}: {why()} The job has stopped before it; nothing is lost. Fix {remedy} or the "
+                f'producer, or let the source keep such records elsewhere: {option}=DeadLetters("topic"), or skip '
+                f'them: {option}="skip"{or_skip(message)}.',
                 **facts_of(self.id, message),
             ) from error
         if on_error != "skip" and self._dead_letters is not None:
             return self._dead_letters.undecoded(message, error, sendable(problem()))
-        self._count(message, sentence)
+        self._count(message, why)
         return None
 
     def _count(self, message: Any, why: Callable[[], str]) -> None:
-        """Count *message* as skipped, and name it unless enough are named."""
+        """Count *message* as skipped; *why* says which it is, and its problem."""
         partition, offset = message.partition(), message.offset()
         skipped = self.skipped.setdefault(partition, Skipped(self.id, message.topic(), partition))
         skipped.count += 1
         self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
-        is_first, is_named = len(skipped.first) < NAMED_MAX, self._named < NAMED_MAX
-        sentence = why() if is_first or is_named else ""
-        if is_first:
-            skipped.first.append((offset, sentence))
-        if is_named:
-            self._named += 1
-            self._say(f"skipped: {sentence}")
-        else:
-            self._unnamed, self._unnamed_last = self._unnamed + 1, _place(message)
+        if len(skipped.first) < NAMED_MAX:
+            skipped.first.append((offset, why()))
+        self._notes.repeat(f"skipped: source {self.id!r}", why)
 
     def _unavailable(self, message: Any, error: BaseException) -> Unavailable:
         return Unavailable(

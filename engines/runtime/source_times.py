@@ -1,8 +1,9 @@
 """The event times of one source in one subtask: the floor of each split, late records, and the watermark.
 
-The floor of a split is the greatest time before its next record, minus the disorder. Invariants: a floor never falls,
-also over restarts, for it lies beside Sn; a record is late if its time is not above the floor before it, whatever the
-batches are; the watermark is not above the floor of any later record. See docs/event-time.md.
+The floor of a split is the greatest time before its next record, minus the disorder and 1 ms: a record is late if it is
+older than that time by more than the disorder, so one of the same millisecond is not. Invariants: a floor never falls,
+also over restarts, for `floor + 1` lies beside Sn; a record is late if its time is not above the floor before it,
+whatever the batches are; the watermark is not above the floor of any later record. See docs/event-time.md.
 
 A split that has had no record for a while is idle, and holds back nothing. Its floor follows the watermark. While all
 are idle, the watermark follows the clock from the last record on. No I/O, no clock.
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, SourceOffset
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import require_whole
@@ -35,12 +36,20 @@ _BLOCK_RECORDS = 100
 class SourceTimes:
     """The times of a source's records; *before* are the starts of its splits, those of other subtasks too."""
 
-    def __init__(self, event_time: EventTime, before: Iterable[SourceOffset] = ()) -> None:
+    def __init__(
+        self, event_time: EventTime, before: Iterable[SourceOffset] = (), rules: int = LATE_BELOW_LATEST
+    ) -> None:
+        """*rules* are those of the interval that is read; see `Manifest.rules`."""
         self._time = event_time.time
-        self._disorder_ms, self._idle_ms, self._ahead_ms = (
-            event_time.disorder_ms, event_time.idle_ms, event_time.ahead_ms
-        )  # fmt: skip
-        self.floors = {start.partition: start.floor for start in before}
+        self._idle_ms, self._ahead_ms = event_time.idle_ms, event_time.ahead_ms
+        self._below_ms = int(rules >= LATE_BELOW_LATEST)
+        """How far a floor lies below the number beside Sn."""
+        self._behind_ms = event_time.disorder_ms + self._below_ms
+        """How far a floor lies behind the greatest time."""
+        self.floors = {
+            start.partition: start.floor if start.floor == NO_FLOOR else start.floor - self._below_ms
+            for start in before
+        }
         self._lowest = min(self.floors.values(), default=NO_FLOOR)
         """The floor of a split that no checkpoint knows."""
         self.watermark = NO_WATERMARK
@@ -80,14 +89,14 @@ class SourceTimes:
     def late(self, times: Sequence[int], runs: Runs) -> list[int] | None:
         """The floors of a batch with these *times*; see `Batch.floors`. The floors of its splits rise."""
         floors: list[int] | None = None
-        disorder_ms, start = self._disorder_ms, 0
+        behind_ms, start = self._behind_ms, 0
         for split, count in runs:
             floor, end = self._wake(split), start + count
             for begin in range(start, end, _BLOCK_RECORDS):
                 block = times[begin : min(begin + _BLOCK_RECORDS, end)]
-                after = max(floor, max(block) - disorder_ms)
+                after = max(floor, max(block) - behind_ms)
                 if min(block) <= after:
-                    late = _late(block, floor, disorder_ms)
+                    late = _late(block, floor, behind_ms)
                     if floors is None and any(each != NO_FLOOR for each in late):
                         floors = [NO_FLOOR] * len(times)
                     if floors is not None:
@@ -123,7 +132,8 @@ class SourceTimes:
 
     def noted(self, position: SourceOffset) -> SourceOffset:
         """*position* with the floor of its split."""
-        return msgspec.structs.replace(position, floor=self.floor_of(position.partition))
+        floor = self.floor_of(position.partition)
+        return msgspec.structs.replace(position, floor=floor if floor == NO_FLOOR else floor + self._below_ms)
 
     # --- the watermark --------------------------------------------------------------------------------------------
 
@@ -204,14 +214,14 @@ class SourceTimes:
         self.floors[split] = max(self.floor_of(split), floor)
 
 
-def _late(times: Sequence[int], floor: int, disorder_ms: int) -> list[int]:
+def _late(times: Sequence[int], floor: int, behind_ms: int) -> list[int]:
     """The floor of each late one of *times*, `NO_FLOOR` of the others; *floor* is that of the first.
 
     >>> _late([10, 7, 12, 9, 11], NO_FLOOR, 2) == [NO_FLOOR, 8, NO_FLOOR, 10, NO_FLOOR]
     True
     """
-    greatest = accumulate(times, max, initial=floor + disorder_ms)
-    floors = (time - disorder_ms for time in greatest)
+    greatest = accumulate(times, max, initial=floor + behind_ms)
+    floors = (time - behind_ms for time in greatest)
     return [floor if time <= floor else NO_FLOOR for time, floor in zip(times, floors, strict=False)]
 
 

@@ -1,57 +1,75 @@
 """Operators with state by time: their watermark, late records, and firings.
 
-Invariants: a firing gives everything that is due in a fixed order, as (slot, key group, key), in slices that are
-bounded in time: results first, then the watermark. After a drain, which ends time, the next run goes on after the last
-result.
+Invariants: a firing gives everything that is due in a fixed order, as (slot, key group, key), in slices: results first,
+then the watermark. Between two slices others get a turn: records, whose floors are at the watermark or above, and
+barriers. At a barrier the table has what is not given yet, and its key groups have a watermark up to which nothing may
+come. So the rest is due again after a restore, once the watermark comes again. After a drain, which ends time, the next
+run goes on after the last result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import not_
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exactlyonce.engines.runtime.batch import Batch, floors_of, shown_origin
+from exactlyonce.checkpoint.events import LeftOut
+from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of, shown_origin
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator
+from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.state.backend import TimedTable
 
 R = TypeVar("R")
 
-FIRE_S = 0.02
-"""The time of a firing after which others get a turn."""
 SLICE_KEYS = 2_000
-"""The most keys in a slice of a firing."""
-LATE_NAMED_MAX = 5
-"""The late records of an operator that get a line each."""
+"""The most keys in a step of a firing."""
+
+
+def _late_record(origin: Origin, time: int, floor: int) -> str:
+    over = f"its time was over at {shown_time(floor)}{_remedy(floor, time)}"
+    return f"{shown_origin(origin)}, of {shown_time(time)}: {over}"
+
+
+def _remedy(floor: int, time: int) -> str:
+    """What would have kept a record of *time* that was late at *floor*."""
+    if floor > LATEST_MS:
+        return ", for a run with --drain had ended time"
+    return f"; disorder= of its source, larger by more than {shown_duration(floor - time)}, takes it; late= keeps it"
 
 
 class Due(NamedTuple, Generic[R]):
-    """A slice of what is due: some keys of one slot and key group."""
+    """A step of a firing: some keys of one slot and key group."""
 
     slot: int
     number: int
     """Of results."""
     results: R
+    taken: int = 1
+    """The keys, records or pairs that it has: order logs count them."""
+    group: int | None = None
+    """None: there is nothing that is given in part."""
+    keys: Sequence[bytes] = ()
+    """The keys in *slot* and *group* that have had their results, though the table has them until the group is over."""
+    whole: bool = True
+    """Whether the last of *keys* has had all of its results."""
 
 
 def nothing_at(slot: int) -> Due[Any]:
     """A step of a firing that gives nothing: *slot* is over, or others get a turn before the rest of it."""
     return Due(slot, 0, None)
-
-
-def slices(count: int, size: int = SLICE_KEYS) -> Iterator[slice]:
-    """So many keys in slices."""
-    return (slice(start, start + size) for start in range(0, count, size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +131,11 @@ class KeyReader:
 class TimedOperator(BatchOperator, Generic[R]):
     """An operator that gives results when its watermark moves: a firing.
 
-    `TaskOperators.fire` calls `fire` between two batches, until all that is due is out. Only then the watermark goes
-    on.
+    `TaskOperators` calls `fire` until all that is due is out. Only then the watermark goes on, and the next one counts.
     """
+
+    drains_in_one: ClassVar[bool] = False
+    """Whether nobody gets a turn while it drains: what is its last is known at the beginning of that alone."""
 
     table: TimedTable[Any]
     groups: Sequence[int]
@@ -123,14 +143,16 @@ class TimedOperator(BatchOperator, Generic[R]):
     max_parallelism: int
     firings: list[TimedOperator[Any]] = field(default_factory=list, kw_only=True)
     """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
-    note: Callable[[str], None] = field(default=lambda line: None, kw_only=True)
-    """Called with a line about each of the first late records, if nobody gets them."""
+    notes: Notes = field(default_factory=Notes, kw_only=True)
+    """Gets late records, if nobody else does."""
     late_output: str | None = field(default=None, kw_only=True)
     """The side output that gets late records; None: they are left out."""
     late_right_output: str | None = field(default=None, kw_only=True)
     """Likewise, of those of the second input."""
     late: int = field(default=0, init=False)
     """The number of late records."""
+    _left_out: int = field(default=0, init=False)
+    """Of these, the number that no output gets."""
     watermark: int = field(default=NO_WATERMARK, init=False)
     """No earlier record comes: a record at or below it is late here, whatever its floor."""
     idle: bool = field(default=False, init=False)
@@ -138,11 +160,17 @@ class TimedOperator(BatchOperator, Generic[R]):
     """The watermarks of key groups that were further than `watermark` before the restore: subtasks were at different
     ones. What was due at one of a group is not due again, nor taken."""
     _firing: Iterator[Due[R]] | None = field(default=None, init=False)
-    """The rest of what is due; None: nothing is."""
-    _results: list[R] = field(default_factory=list, init=False)
-    """Those of the slices that were taken, until there are enough to give them."""
-    _count: int = field(default=0, init=False)
-    """Their number."""
+    """The rest of what is due; None: no firing is under way."""
+    _size: int = field(default=SLICE_KEYS, init=False)
+    """The most keys in the next step."""
+    _under_way: Due[R] | None = field(default=None, init=False)
+    """The last step."""
+    _had: list[bytes] = field(default_factory=list, init=False)
+    """The `Due.keys` of this slot and key group since the last barrier."""
+    _next: Watermark | None = field(default=None, init=False)
+    """The one that came last during the firing."""
+    _fired: int = field(default=NO_WATERMARK, init=False)
+    """The last watermark whose results are out."""
     _last: int = field(default=NO_WATERMARK, init=False)
     """The last slot that was due. A later run goes on from there after a drain, which ends time."""
 
@@ -154,12 +182,17 @@ class TimedOperator(BatchOperator, Generic[R]):
     def __post_init__(self) -> None:
         self.ahead = {group: self.table.watermark(group) for group in self.groups}
         self._reach(min(self.ahead.values(), default=NO_WATERMARK))
+        self._fired = self.watermark
 
     def _reach(self, watermark: int) -> None:
         self.watermark = max(self.watermark, watermark)
         self.ahead = {group: further for group, further in self.ahead.items() if further > self.watermark}
 
     def advance(self, watermark: int, *, idle: bool = False) -> None:
+        """During a firing, *watermark* waits for its end: of several, the last counts."""
+        if self._firing is not None:
+            self._next = Watermark(watermark, idle)
+            return
         self._reach(watermark)
         self.idle = idle
         self.is_due()
@@ -176,27 +209,82 @@ class TimedOperator(BatchOperator, Generic[R]):
     def tell_time(self, now_ms: int) -> None:
         """Take the time by the clock, if it goes by that."""
 
-    def fire(self, room: int) -> bool:
-        """Take slices of what is due at `watermark` for a while. Give their results once they are about *room*, or the
-        last; True if nothing else is due."""
-        entered_s = self.activity.enter(self.id)
+    def begin(self) -> None:
+        """A firing is under way from now on."""
         if self._firing is None:
             self._firing = self._due()
-        for due in self._firing:
-            self._last = max(self._last, due.slot)
-            if due.number:
-                self._results.append(due.results)
-                self._count += due.number
-            if self._count >= room or self.activity.now_s() >= entered_s + FIRE_S:
+
+    @property
+    def fires(self) -> bool:
+        """Whether a firing is under way."""
+        return self._firing is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether others may get a turn: every key has had all or none of its results; see also `drains_in_one`."""
+        within_drain = self.drains_in_one and self.drains and self.fires
+        return not within_drain and (self._under_way is None or self._under_way.whole)
+
+    def fire(self, most: int, room: int) -> int:
+        """Take *most* of what is due at `watermark`, as `Due.taken` says, or until the results are about *room*, and
+        give these. Returns how much was taken."""
+        entered_s = self.activity.enter(self.id)
+        self.begin()
+        assert self._firing is not None
+        results, number, taken = list[R](), 0, 0
+        while taken < most and number < room:
+            self._size = min(most - taken, SLICE_KEYS)
+            due = next(self._firing, None)
+            if due is None:
+                self._firing, self._under_way = None, None
+                self._had.clear()
+                self.table.advance(self._last if self.drains else self.watermark)
+                self._fired = self.watermark
                 break
-        else:
-            self._firing = None
-            self.table.advance(self._last if self.drains else self.watermark)
+            self._took(due)
+            taken += due.taken
+            if due.number:
+                results.append(due.results)
+                number += due.number
         self.activity.leave(self.id, entered_s, 0)
-        if self._results and (self._firing is None or self._count >= room):
-            results, self._results, self._count = self._results, [], 0
+        if results:
             self._give(results)
-        return self._firing is None
+        return taken
+
+    def _took(self, due: Due[R]) -> None:
+        """*due* is given now."""
+        before, self._under_way = self._under_way, due
+        if before is None or (before.slot, before.group) != (due.slot, due.group):
+            self._had.clear()
+        self._had += due.keys
+        self._last = max(self._last, due.slot)
+
+    def take_next(self) -> None:
+        """The firing is over: go on with the watermark that has come meanwhile, if one has."""
+        if self._next is not None:
+            (watermark, idle), self._next = (self._next.value, self._next.idle), None
+            self.advance(watermark, idle=idle)
+
+    def interrupt(self) -> None:
+        """Others get a turn now. They see no key that only the firing knows."""
+
+    def settle(self) -> None:
+        """A barrier has come: the table has exactly what is to be given, and no record may come to what was."""
+        due = self._under_way
+        if due is None or due.group is None:
+            return
+        self.table.advance(due.slot, (due.group,))
+        for key in self._had:
+            self.table.put(due.slot, key, None)
+        self._had.clear()
+
+    def _steps(self, count: int, size: int = SLICE_KEYS) -> Iterator[slice]:
+        """So many keys in steps of `_size`, of *size* at most."""
+        start = 0
+        while start < count:
+            end = min(start + min(size, self._size), count)
+            yield slice(start, end)
+            start = end
 
     @property
     def drains(self) -> bool:
@@ -245,20 +333,21 @@ class TimedOperator(BatchOperator, Generic[R]):
         late = batch.where(list(map(not_, kept)))
         output = self.late_right_output if right else self.late_output
         if output is None:
-            self._name(late)
-        for push in () if output is None else self.sides[output]:
-            push(late.unkeyed(late.records))
+            self._leave_out(late)
+        else:
+            for push in self.sides[output]:
+                push(late.unkeyed(late.records))
         self.late += len(late.records)
         return batch.where(kept)
 
-    def _name(self, late: Batch) -> None:
+    @property
+    def left_out(self) -> LeftOut:
+        """The late records that no output gets, of all that have come."""
+        return LeftOut(self.id, self._left_out, self.activity.records.get(self.id, 0))
+
+    def _leave_out(self, late: Batch) -> None:
+        """Count *late*, which no output gets, and note its last record."""
         assert late.times is not None
-        named = max(0, LATE_NAMED_MAX - self.late)
-        for number, (origin, time, floor) in enumerate(zip(late.origins, late.times, self.floors(late), strict=True)):
-            if number == named:
-                break
-            more = ", as others will be that are not named here" if self.late + number + 1 == LATE_NAMED_MAX else ""
-            self.note(
-                f"late: operator {self.id!r} leaves out {shown_origin(origin)}, of {shown_time(time)}: its time was "
-                f"over at {shown_time(floor)}{more}"
-            )
+        self._left_out += len(late.records)
+        last = partial(_late_record, late.origins[-1], late.times[-1], self.floors(late)[-1])
+        self.notes.repeat(f"late: operator {self.id!r} leaves out", last, len(late.records))

@@ -21,10 +21,11 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates, origins_of
 from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, slices
+from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import CLOCK, FOREVER, CoHandling, Handling, Timers
@@ -41,6 +42,8 @@ CALLED_KEYS_MAX = 500
 @dataclass(slots=True)
 class HandlerOperator(TimedOperator[Emitted]):
     """Calls the methods of a handler, of one input."""
+
+    drains_in_one = True  # a timer that a timer sets after all others waits for the next run
 
     handling: Handling
     handler: Any
@@ -73,6 +76,11 @@ class HandlerOperator(TimedOperator[Emitted]):
     """The last slot that the firing under way takes."""
     _clock: list[int] | None = field(default=None, init=False)
     """The slots of timers by the clock, a heap; None: not read yet."""
+    _unfired: dict[bytes, list[int]] | None = field(default=None, init=False)
+    """By key: the slots in which the firing under way has timers to call for. Once a record has come meanwhile, in
+    order of arrival."""
+    _called_early: set[tuple[int, bytes]] = field(default_factory=set, init=False)
+    """The slots and keys of those that were called before a record."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> HandlerOperator:
@@ -101,6 +109,9 @@ class HandlerOperator(TimedOperator[Emitted]):
         if self.handling.order == "time":
             hold(self, self.in_time(batch, right=right), self._holds_right if right else self._holds)
         else:
+            if any(operator is self for operator in self.firings):
+                self.begin()
+                self._call_early(batch)
             self._taker = self._takers[right]
             self._take(batch)
         self.activity.leave(self.id, entered_s, len(batch.records))
@@ -251,6 +262,9 @@ class HandlerOperator(TimedOperator[Emitted]):
                 self.table.put(slot, key, None)
         self._set.clear()
         self.table.update(self._with_timer, [slot for slot, _ in added], [key for _, key in added], added)
+        if self._unfired is not None:
+            for slot, key in added:
+                self._unfired.setdefault(key, []).append(slot)
         for slot in {slot for slot, _ in added}:
             if slot > CLOCK:
                 heappush(self._clock_slots(), slot)
@@ -263,29 +277,41 @@ class HandlerOperator(TimedOperator[Emitted]):
     # --- firings ------------------------------------------------------------------------------------------------------
 
     def _due(self) -> Iterator[Due[Emitted]]:
-        table = self.table
         self._limit = min(self.watermark, CLOCK - 1)
-        self._waiting = table.slots(self._limit)
+        self._waiting = self.table.slots(self._limit)
         if self.drains:  # a timer that `on_time` sets after all others waits for the next run
             self._limit = max(self._waiting, default=NO_WATERMARK)
-        last = NO_WATERMARK
+        return self._calls()
+
+    def _calls(self) -> Iterator[Due[Emitted]]:
+        table, last = self.table, NO_WATERMARK
         while self._waiting:
             if (slot := heappop(self._waiting)) == last:
                 continue
             last = slot
             for group in table.groups(slot):
                 keys, entries = table.read(slot, group)
-                for some in slices(len(keys), CALLED_KEYS_MAX):
-                    yield self._fired(slot, group, keys[some], entries[some])
+                for some in self._steps(len(keys), CALLED_KEYS_MAX):
+                    yield self._step(slot, group, keys[some], entries[some])
                 table.drop(slot, [group])
         self._limit = NO_WATERMARK
         yield from self._due_by_clock()
+        self._unfired = None
+        self._called_early.clear()
 
     def _give(self, results: Sequence[Emitted]) -> None:
         for emitted in results:
             emitted.push()
 
-    def _fired(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> Due[Emitted]:
+    def _step(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> Due[Emitted]:
+        early = self._called_early
+        places = [place for place, key in enumerate(keys) if (slot, key) not in early] if early else range(len(keys))
+        own = [keys[place] for place in places]
+        emitted = self._call_all(slot, group, own, [entries[place] for place in places])
+        return Due(slot, emitted.count, emitted, len(keys), group, own)
+
+    def _call_all(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> Emitted:
+        """What the calls for *keys*, which have *entries* in *slot*, emit."""
         calls: list[tuple[bytes, Any, int, Sequence[Taken], bool, int]] = []
         origins: list[Coordinates] = []
         (timer_origin,) = origins_of(self.id, [group], [slot])
@@ -295,17 +321,15 @@ class HandlerOperator(TimedOperator[Emitted]):
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(timer_origin)
-        return Due(slot, *self._slice(keys, calls, origins, slot))
+        return self._slice(keys, calls, origins, slot)
 
-    def _slice(
-        self, keys: Sequence[bytes], calls: Sequence[Any], origins: list[Coordinates], time: int
-    ) -> tuple[int, Emitted]:
-        """What *calls* for *keys* emit: the number of values, and these."""
+    def _slice(self, keys: Sequence[bytes], calls: Sequence[Any], origins: list[Coordinates], time: int) -> Emitted:
+        """What *calls* for *keys* emit."""
         batch = Batch([None] * len(origins), origins, times=[time] * len(origins) if self.has_times else None)
         self._begin(batch)
         self._apply(batch, self._on_slot, keys, calls)
         self.activity.breathe()
-        return self._emitted.count, self._emitted
+        return self._emitted
 
     def _on_slot(self, entry: Any, call: tuple[bytes, Any, int, Sequence[Taken], bool, int]) -> Any:
         key, own, slot, held, timer, place = call
@@ -351,17 +375,59 @@ class HandlerOperator(TimedOperator[Emitted]):
         """Fire timers by the clock. They do not end a slot, below which are those of event time."""
         slots, table = self._clock_slots(), self.table
         while slots and slots[0] - CLOCK <= self._clock_ms:
-            slot = heappop(slots)
+            slot = slots[0]
             for group in table.groups(slot):
                 keys, _ = table.read(slot, group)
-                for part in slices(len(keys), CALLED_KEYS_MAX):
-                    some = keys[part]
-                    for key in some:
-                        table.put(slot, key, None)
-                    origins = [*origins_of(self.id, [group], [slot - CLOCK])] * len(some)
-                    own = self.read_keys(some)
-                    calls = [(key, own[place], slot, (), True, place) for place, key in enumerate(some)]
-                    yield Due(NO_WATERMARK, *self._slice(some, calls, origins, self._result_time))
+                for part in self._steps(len(keys), CALLED_KEYS_MAX):
+                    some = [key for key in keys[part] if (slot, key) not in self._called_early]
+                    emitted = self._call_by_clock(slot, group, some)
+                    yield Due(NO_WATERMARK, emitted.count, emitted, part.stop - part.start)
+            heappop(slots)
+
+    def _call_by_clock(self, slot: int, group: int, keys: Sequence[bytes]) -> Emitted:
+        for key in keys:
+            self.table.put(slot, key, None)
+        origins = [*origins_of(self.id, [group], [slot - CLOCK])] * len(keys)
+        own = self.read_keys(keys)
+        calls = [(key, own[place], slot, (), True, place) for place, key in enumerate(keys)]
+        return self._slice(keys, calls, origins, self._result_time)
+
+    # --- records in order of arrival, during a firing -----------------------------------------------------------------
+
+    def _call_early(self, batch: Batch) -> None:
+        """Call for the due timers of the keys of *batch*: a key's timers go before the records after them."""
+        if self._unfired is None:
+            self._unfired = self._find_unfired()
+        assert batch.keys is not None
+        for key in dict.fromkeys(batch.keys):
+            while (slot := self._next_unfired(key)) is not None:
+                self._called_early.add((slot, key))
+                (group,) = key_groups((key,), self.max_parallelism)
+                if slot > CLOCK:
+                    self._call_by_clock(slot, group, [key]).push()
+                else:
+                    entry = self.table.get(slot, key)
+                    self.table.put(slot, key, None)
+                    self._call_all(slot, group, [key], [entry]).push()
+
+    def _find_unfired(self) -> dict[bytes, list[int]]:
+        unfired, table, due = dict[bytes, list[int]](), self.table, self._under_way
+        begun = [] if due is None or due.group is None else [due.slot]
+        for slot in sorted({*begun, *self._waiting, *self._clock_slots()}):
+            for group in table.groups(slot):
+                for key in table.read(slot, group)[0]:
+                    unfired.setdefault(key, []).append(slot)
+        return unfired
+
+    def _next_unfired(self, key: bytes) -> int | None:
+        """The slot of the first timer of *key* that is due and was not called, of event time, then by the clock."""
+        assert self._unfired is not None
+        slots, due, clock = self._unfired.get(key, []), self._under_way, CLOCK + self._clock_ms
+        begun = due.slot if due is not None and due.group is not None else None
+        called = begun if begun in slots and key in self._had else None
+        left = [slot for slot in slots if slot != called and self.table.get(slot, key) is not None]
+        self._unfired[key] = left
+        return next((slot for slot in sorted(left) if slot <= self._limit or CLOCK < slot <= clock), None)
 
 
 def _without_timer(entry: Any, place: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import coordinates_of
 from exactlyonce.engines.runtime.operators import Sides
-from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, TimedParts, nothing_at
+from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, TimedParts
 from exactlyonce.engines.runtime.windows import (
     HoppingWindows,
     SessionWindows,
@@ -52,6 +52,7 @@ def _copied(state: State) -> State:
     return [*state[LEFT]], [*state[RIGHT]]
 
 
+_NOTHING = WindowResults(0, 0, (), (), ())
 _BOTH_SIDES = Accumulator(state=State, value=Pair, add=_with, merge=_merged)
 
 
@@ -93,9 +94,14 @@ class WindowJoiner(Sides, WindowOperator[Any]):
             for start, key, state in zip(starts, keys, states, strict=True)
             for pair in self._pairs(state)
         )
-        while some := [*islice(pairs, SLICE_KEYS)]:
-            yield Due(last, len(some), WindowResults(group, last, *zip(*some, strict=True)))
-        yield nothing_at(last)
+        ahead = next(pairs, None)
+        while ahead is not None:
+            some = [ahead, *islice(pairs, min(SLICE_KEYS, self._size) - 1)]
+            ahead = next(pairs, None)
+            own = [key for _, key, _ in some]
+            results = WindowResults(group, last, *zip(*some, strict=True))
+            yield Due(last, len(some), results, len(some), group, own, ahead is None or ahead[1] != own[-1])
+        yield Due(last, 0, _NOTHING, group=group)
 
     def _pairs(self, state: State) -> Iterator[Pair[Any, Any]]:
         lefts, rights = (list(map(_record, sorted(entries, key=_turn))) for entries in state)

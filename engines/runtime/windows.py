@@ -7,19 +7,20 @@ function of the inputs, also those before and after the end of a window. A windo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import compress, repeat
-from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch, Origin
 from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import chunks, record_error
-from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts, slices
+from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS, require_whole
+from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
@@ -57,6 +58,8 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
     """Copies an accumulator that a function may change in place; None: it cannot."""
     function: Callable[[Any], Iterable[Any]] | None = None
     """Gives the outputs for a result; None: that is the output."""
+    _moved: list[tuple[int, bytes, Any]] = field(default_factory=list, init=False)
+    """The (slot, key, state) of sessions that a firing has taken out of earlier slots, and not yet put there."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> WindowOperator[W]:
@@ -74,11 +77,11 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
 
     def __call__(self, batch: Batch, *, right: bool = False) -> None:
         """Take *batch*, of the first or *right* input."""
-        entered_s = self.activity.enter(self.id)
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
         batch, slots = self._accept(batch, right=right)
         if batch.records:
             self._add(batch, slots, self._given(batch, right=right))
-        self.activity.leave(self.id, entered_s, len(batch.records))
+        self.activity.leave(self.id, entered_s, count)
 
     def _give(self, results: Sequence[WindowResults]) -> None:
         columns = _Columns()
@@ -145,9 +148,9 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
         self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[Any]
     ) -> Iterator[Due[WindowResults]]:
         """The results of *keys*, whose windows are over."""
-        for some in slices(len(keys)):
+        for some in self._steps(len(keys)):
             results = WindowResults(group, last, starts[some], keys[some], self._given_out(states[some]))
-            yield Due(last, len(results.keys), results)
+            yield Due(last, len(results.keys), results, len(results.keys), group, results.keys)
 
     def _given_out(self, states: Sequence[Any]) -> Sequence[Any]:
         """*states*, copied if they are the results: what comes after may change these, and a snapshot that is still
@@ -205,8 +208,9 @@ class TumblingWindows(WindowOperator[Tumbling]):
         for last in table.slots(self.watermark):
             start = self.window.start(last)
             for group in table.groups(last):
-                keys, states = table.take(last, group)
+                keys, states = table.read(last, group)
                 yield from self._slices(last, group, [start] * len(keys), keys, states)
+                table.drop(last, (group,))
 
 
 @dataclass(slots=True)
@@ -215,6 +219,9 @@ class HoppingWindows(WindowOperator[Hopping]):
 
     A late record may be in time for the later windows of its pane alone. If it misses *n* windows, its slot is *n*
     before that of the pane: there is room, for a pane has more milliseconds than windows.
+
+    A window that has had its result leaves its panes, which others share. So the table has the place that a firing was
+    at in each key group.
     """
 
     def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
@@ -236,6 +243,7 @@ class HoppingWindows(WindowOperator[Hopping]):
         slots = table.slots(watermark)
         panes = dict(zip(slots, window.lasts(slots), strict=True))
         before = {group: table.watermark(group) for group in self.groups}
+        begun = {group: place for group in self.groups if (place := table.begun(group)) is not None}
         fired = min(before.values())
         due = {last for pane in set(panes.values()) for last in window.windows(pane) if fired < last <= watermark}
         for last in sorted(due):
@@ -244,9 +252,19 @@ class HoppingWindows(WindowOperator[Hopping]):
             for group in sorted(groups):
                 if before[group] < last:
                     keys, states = self._merged(group, groups[group], start, last)
+                    slot, key = begun.get(group, (last, b""))
+                    first = bisect_right(keys, key) if slot == last else 0
+                    keys, states = keys[first:], states[first:]
                     yield from self._slices(last, group, [start] * len(keys), keys, states)
+                    table.advance(last, (group,))
             if ended:
                 table.drop(ended[-1], groups)
+
+    def settle(self) -> None:
+        due = self._under_way
+        if due is not None and due.group is not None and self._had:
+            self.table.begin(due.group, due.slot, self._had[-1])
+            del self._had[:-1]
 
     def _parts(self, last: int, panes: dict[int, int]) -> dict[int, list[int]]:
         """By key group, the slots with parts of the window that ends with *last*."""
@@ -303,8 +321,10 @@ class _Open:
 class SessionWindows(WindowOperator[Session]):
     """A state is (time of the first record, of the last, accumulator).
 
-    A slot is the end that the session had when it was put there. Where a session has grown since, it moves on as that
-    slot is due: no record moves it.
+    A slot is when the session was due as it was put there: *wait* after its last millisecond. Where a session has grown
+    since, it moves on as that slot is due: no record moves it. A record is taken if its time is above its floor less
+    *wait*, so none that is taken comes close to a session that was given. Results have the time at which they are due,
+    for that is above the watermark before them.
     """
 
     def _accept(self, batch: Batch, *, right: bool) -> tuple[Batch, list[int]]:
@@ -312,10 +332,14 @@ class SessionWindows(WindowOperator[Session]):
         assert batch.times is not None
         return batch, batch.times
 
+    def floors(self, batch: Batch) -> list[int]:
+        floors, wait = WindowOperator.floors(self, batch), self.window.wait_ms
+        return [floor - wait for floor in floors] if wait else floors
+
     def _add(self, batch: Batch, slots: list[int], given: Sequence[Any]) -> None:
         keys = batch.keys
         assert keys is not None
-        gap, sessions = self.window.gap_ms, dict[bytes, list[_Open]]()
+        due_ms, sessions = self.window.due_ms, dict[bytes, list[_Open]]()
         for chunk in chunks(len(given)):
             for place, key, time in zip(range(chunk.start, len(keys)), keys[chunk], slots[chunk], strict=False):
                 of_key = sessions.get(key)
@@ -327,7 +351,7 @@ class SessionWindows(WindowOperator[Session]):
                     raise self.error(batch.origins[place], error) from error
             self.activity.breathe()
         changed = [
-            (session.last + gap - 1 if session.slot is None else session.slot, key, session)
+            (session.last + due_ms if session.slot is None else session.slot, key, session)
             for key, of_key in sessions.items()
             for session in of_key
             if session.changed
@@ -378,36 +402,49 @@ class SessionWindows(WindowOperator[Session]):
             slots, keys, states = zip(*sessions, strict=True)
             self.table.update(_replaced, slots, keys, states)
 
+    def interrupt(self) -> None:
+        self._put(self._moved)
+        self._moved = []
+
     def _due(self) -> Iterator[Due[WindowResults]]:
-        table, gap, watermark = self.table, self.window.gap_ms, self.watermark
-        due, open_still = table.slots(watermark), list[tuple[int, bytes, Any]]()
-        grown: dict[int, dict[int, list[tuple[bytes, Any]]]] = {slot: {} for slot in due}
-        """By end and key group, the sessions that are in an earlier slot."""
+        table, due_ms, watermark = self.table, self.window.due_ms, self.watermark
+        due = table.slots(watermark)
+        known, moved_first = set(due), END_OF_TIME
         while due:
+            if due[0] >= moved_first:  # it may have sessions that were in an earlier slot
+                self.interrupt()
+                moved_first = END_OF_TIME
             slot = heappop(due)
-            moved = grown[slot]
-            for group in sorted({*table.groups(slot), *moved}):
-                over = moved.get(group, [])
-                for key, state in zip(*table.take(slot, group), strict=True):
-                    last = state[1] + gap - 1
-                    if last == slot:
+            for group in table.groups(slot):
+                over: list[tuple[bytes, Any]] = []
+                moved: list[tuple[int, bytes, Any]] = []
+                for key, state in zip(*table.read(slot, group), strict=True):
+                    later = state[1] + due_ms
+                    if later == slot:
                         over.append((key, state))
-                    elif last > watermark:
-                        open_still.append((last, key, state))
-                    else:
-                        if last not in grown:
-                            heappush(due, last)
-                        grown.setdefault(last, {}).setdefault(group, []).append((key, state))
+                        continue
+                    moved.append((later, key, state))
+                    if later <= watermark:
+                        moved_first = min(moved_first, later)
+                        if later not in known:
+                            known.add(later)
+                            heappush(due, later)
+                self._moved += moved
                 if over:
-                    over = sorted(over, key=itemgetter(0)) if group in moved else over
+                    for _, key, _ in moved:
+                        table.put(slot, key, None)
                     own, ended_states = zip(*over, strict=True)
                     firsts, _, accumulators = zip(*ended_states, strict=True)
                     yield from self._slices(slot, group, firsts, own, accumulators)
-            del grown[slot]
-            if len(open_still) >= SLICE_KEYS:
-                self._put(open_still)
-                open_still = []
-        self._put(open_still)
+                table.drop(slot, (group,))
+            if len(self._moved) >= SLICE_KEYS:
+                self.interrupt()
+        self.interrupt()
+
+    def _windowed(self, columns: _Columns) -> list[Any]:
+        if wait := self.window.wait_ms:
+            columns.lasts = [last - wait for last in columns.lasts]
+        return WindowOperator._windowed(self, columns)
 
 
 def _replaced(before: Any, state: Any) -> Any:

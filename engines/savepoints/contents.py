@@ -93,6 +93,8 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[SavedOperator, ...]
     loops: tuple[SavedLoop, ...] = ()
     """The loops with in-flight records."""
+    outputs: tuple[tuple[str, str, str], ...] = ()
+    """(sink id, topic, partitioner) of each output in a topic, see `Output`; empty: not known."""
 
 
 class Savepoint(Protocol):
@@ -148,6 +150,7 @@ class TopicSavepoint:
                 for state in states
             ),
             loops=tuple(SavedLoop(loop, records, schemas.get(loop)) for loop, records in sorted(loops.items())),
+            outputs=tuple((output.sink, output.topic, output.partitioner) for output in manifest.sinks),
         )
 
     @property

@@ -90,14 +90,15 @@ def _meaning(times: SavedTimes | GroupTimes | None) -> str | None:
 
 
 def _require_one_time(operator: SavedOperator, times: SavedTimes, saved: Saved, graph: LogicalGraph) -> None:
-    """ConfigError where key groups have had different watermarks, and the pipeline has other groups."""
+    """ConfigError where key groups have had different watermarks, and the pipeline has other groups. They also have
+    them during a firing."""
     different = len({times.watermarks.get(group, NO_WATERMARK) for group in range(saved.max_parallelism)}) > 1
-    if different and saved.max_parallelism != graph.max_parallelism:
+    if (different or times.begun) and saved.max_parallelism != graph.max_parallelism:
         raise ConfigError(
             f"Operator {operator.operator!r} was at different times in different key groups, as in an unaligned "
-            f"checkpoint, and max_parallelism {graph.max_parallelism} has other groups than {saved.max_parallelism}: "
-            f"windows would be lost or come again. Keep max_parallelism {saved.max_parallelism}; or take a savepoint "
-            f"while the pipeline runs, which is aligned."
+            f"checkpoint or while windows close, and max_parallelism {graph.max_parallelism} has other groups than "
+            f"{saved.max_parallelism}: windows would be lost or come again. Keep max_parallelism "
+            f"{saved.max_parallelism}; or take a savepoint while the pipeline runs and no window closes."
         )
 
 

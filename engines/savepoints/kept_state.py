@@ -77,6 +77,8 @@ class SavedTimes(msgspec.Struct, frozen=True):
     """See `GroupTimes.meaning`."""
     watermarks: dict[int, int]
     """The last one by key group; other groups had none."""
+    begun: dict[int, tuple[int, bytes]] = {}
+    """See `GroupTimes.begun`; by key group."""
 
 
 class KeptState:
@@ -93,11 +95,13 @@ class KeptState:
     def times(self) -> SavedTimes | None:
         """Those of a timed table. ConfigError where subtasks, which share key groups, had other ones."""
         watermarks: dict[int, int] = {}
+        begun: dict[int, tuple[int, bytes]] = {}
         meaning: str | None = None
         for indexes in self._indexes().values():
             if (times := indexes[0].head.times) is None:
                 continue
             meaning = times.meaning
+            begun |= {group: (slot, key) for group, slot, key in times.begun}
             for group, watermark in zip(times.groups, times.watermarks, strict=True):
                 if watermarks.setdefault(group, watermark) != watermark:
                     raise ConfigError(
@@ -105,7 +109,7 @@ class KeptState:
                         f"different times: in one table, some of its windows would be lost or come again. Only a run "
                         f"with parallelism {self._snapshot.parallelism}, as before, goes on with them."
                     )
-        return None if meaning is None else SavedTimes(meaning, watermarks)
+        return None if meaning is None else SavedTimes(meaning, watermarks, begun)
 
     def keys(self) -> Any:
         """The schema of the keys, noted or derived from the forms of all keys; None: unknown."""

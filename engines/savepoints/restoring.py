@@ -22,6 +22,7 @@ from exactlyonce.checkpoint.records.manifest import (
     ChannelLog,
     Manifest,
     OperatorSnapshot,
+    Output,
     Restored,
     SourceOffset,
 )
@@ -98,6 +99,8 @@ class Restoring:
         self._next = _next(newest)
         self.origin, exported = _sought(asked, newest)
         self._savepoint: Savepoint
+        self.manifest: Manifest | None = None
+        """The savepoint as far as checks read it; None: it was restored before."""
         self._is_restored = newest is not None and newest.origin == self.origin
         if newest is not None and self._is_restored:
             around.note(f"the savepoint was restored before: the run goes on from checkpoint {newest.checkpoint}")
@@ -116,7 +119,8 @@ class Restoring:
             entries = self._savepoint.loop_entries(loop.loop)
             require_same(new, around.graph.node(new).type, entries, self._savepoint.name, loop.schema)
         self._offsets = offsets_now(saved, around, asked)
-        around.inputs.check_continuity(_as_manifest(saved, around.graph.pipeline_id, self._offsets))
+        self.manifest = _as_manifest(saved, around.graph.pipeline_id, self._offsets)
+        around.inputs.check_continuity(self.manifest)
 
     def require_alone(self, history: History, now_ms: int) -> None:
         """ConfigError if a run lives, by *history*, which was read right before the fence.
@@ -232,11 +236,12 @@ class Restoring:
         """The times of a timed table of *groups*: no state is put where a window has fired."""
         if saved.times is None:
             return None
-        watermarks = saved.times.watermarks
+        watermarks, begun = saved.times.watermarks, saved.times.begun
         if self._savepoint.saved.max_parallelism != self._around.graph.max_parallelism:
             watermarks = dict.fromkeys(groups, max(watermarks.values(), default=NO_WATERMARK))  # all are the same
         own = {group: watermarks[group] for group in groups if group in watermarks}
-        return TableTimes(groups, watermarks=own, meaning=saved.times.meaning)
+        own_begun = {group: begun[group] for group in groups if group in begun}
+        return TableTimes(groups, watermarks=own, meaning=saved.times.meaning, begun=own_begun)
 
     def _by_group(self, entries: Iterator[KeptEntry]) -> Iterator[KeptEntry]:
         """All states by key group of today's pipeline."""
@@ -313,10 +318,11 @@ def _sections(entries: Iterable[KeptEntry]) -> Iterator[list[KeptEntry]]:
 
 
 def _as_manifest(saved: Saved, pipeline: str, offsets: tuple[SourceOffset, ...]) -> Manifest:
-    """The part of a manifest that the check of the inputs reads."""
+    """The part of a manifest that the checks of inputs and outputs read."""
     return Manifest(
         pipeline=pipeline, checkpoint=saved.checkpoint, incarnation=0, attempt=0, kind=saved.kind, base=0, previous=0,
         triggered_at_ms=0, completed_at_ms=saved.completed_at_ms, fingerprint=saved.fingerprint,
         max_parallelism=saved.max_parallelism, parallelism=1, block_partitions=1, block_end_offsets=(),
-        written_bytes=0, offsets=offsets, operators=(), order_logs=(), committables=(), sinks=(),
+        written_bytes=0, offsets=offsets, operators=(), order_logs=(), committables=(),
+        sinks=tuple(Output(sink, topic, 0, partitioner=partitioner) for sink, topic, partitioner in saved.outputs),
     )  # fmt: skip

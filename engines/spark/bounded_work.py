@@ -8,8 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -27,7 +31,7 @@ from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
 from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns
-from exactlyonce.engines.spark.session import runs_here
+from exactlyonce.engines.spark.session import refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, importable, load, refuse_while_importing
@@ -37,6 +41,10 @@ from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+StopAt = str | datetime | Mapping[str, Mapping[int, int]]
+"""Where bounded work ends: see `StopOffsets.of`."""
 
 
 class Listener:
@@ -67,7 +75,7 @@ def backfill(
     spark: SparkSession,
     pipeline: Pipeline | str,
     *,
-    to: str = "latest",
+    to: StopAt = "latest",
     chunk_records: int | None = None,
     take_over: bool = False,
     params: Mapping[str, str] | None = None,
@@ -78,7 +86,7 @@ def backfill(
     """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
 
     *pipeline* is one that executors can import, or `module:attribute`; *params* are the arguments of a function that
-    `module:function` names, as text. *to* is "latest", a time, or offsets in JSON, as
+    `module:function` names, as text. *to* is "latest", a time, or offsets by topic and partition, as a dict or as text
     for `exactlyonce backfill`; *staging* a folder that all executors see, or a URL of HDFS or S3, needed where they are
     on other machines; *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint
     when it is repeated. *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete,
@@ -86,7 +94,7 @@ def backfill(
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
-        spark, _loaded(pipeline, params), options, staging, progress, to=to, chunk_records=chunk_records,
+        spark, pipeline, params, options, staging, progress, to=to, chunk_records=chunk_records,
         take_over=take_over, from_nothing=True,
     )  # fmt: skip
 
@@ -95,7 +103,7 @@ def catch_up(
     spark: SparkSession,
     pipeline: Pipeline | str,
     *,
-    to: str = "latest",
+    to: StopAt = "latest",
     chunk_records: int | None = None,
     take_over: bool = False,
     params: Mapping[str, str] | None = None,
@@ -105,7 +113,7 @@ def catch_up(
 ) -> Summary:
     """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
     return _caught_up(
-        spark, _loaded(pipeline, params), options, staging, progress, to=to, chunk_records=chunk_records,
+        spark, pipeline, params, options, staging, progress, to=to, chunk_records=chunk_records,
         take_over=take_over, from_nothing=False,
     )  # fmt: skip
 
@@ -131,7 +139,7 @@ def run(
             f'until="latest". A run that goes on needs the engine "local", or `exactlyonce catch-up --follow`.'
         )
     summary = _caught_up(
-        spark, loaded, options, staging, progress, to="latest", chunk_records=chunk_records, take_over=take_over,
+        spark, loaded, None, options, staging, progress, to="latest", chunk_records=chunk_records, take_over=take_over,
         from_nothing=True,
     )  # fmt: skip
     return summary.manifest
@@ -139,23 +147,27 @@ def run(
 
 def _caught_up(
     spark: SparkSession,
-    loaded: Loaded,
+    pipeline: Pipeline | str | Loaded,
+    params: Mapping[str, str] | None,
     options: dict[str, Any],
     staging: str | Path | None,
     progress: OnProgress | None,
     *,
-    to: str,
+    to: StopAt,
     **how: Any,
 ) -> Summary:
+    _check(spark, staging, progress, **how)
+    stop_offsets = StopOffsets.of(to)
+    loaded = pipeline if isinstance(pipeline, Loaded) else _loaded(pipeline, params)
     listener, checked = Listener(progress), _run_options(options)
-    executors = _executors(spark, loaded, staging, listener, progress)
-    checked.client.check()
+    refuse_speculation_in(spark)
     work = CatchUp(
         loaded=loaded, options=checked, parallelism=parallelism_given(options), progress=listener,
-        stop_offsets=StopOffsets.parse(to), **how,
+        stop_offsets=stop_offsets, **how,
     )  # fmt: skip
+    checked.client.check()
     work.judge()
-    return work.run(executors)
+    return work.run(_executors(spark, loaded, staging, listener, progress))
 
 
 def audit(
@@ -177,6 +189,7 @@ def audit(
     *params* are as those of `backfill`. *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running
     pipeline runs on.
     """
+    _check(spark, staging, progress, first=first, last=last, ignore_foreign=ignore_foreign, shown=shown)
     loaded, listener = _loaded(pipeline, params), Listener(progress)
     work = Audit(loaded, _client(options), first, last, ignore_foreign=ignore_foreign, shown=shown)
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
@@ -198,6 +211,7 @@ def replay(
 
     *params* and *options* are as for `audit`. A running pipeline runs on.
     """
+    _check(spark, staging, progress, checkpoint=checkpoint, into=into, sink=sink)
     loaded, listener = _loaded(pipeline, params), Listener(progress)
     work = Replay(loaded, _client(options), checkpoint, into=into, sink=sink)
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
@@ -224,6 +238,7 @@ def expected(
     in a pipeline with one; by default all retained checkpoints whose interval can be computed are taken. The DataFrame
     reads staged files: use it within the block. Nothing else is written. *params* and *options* are as for `audit`.
     """
+    _check(spark, staging, progress, sink=sink, first=first, last=last)
     loaded, listener = _loaded(pipeline, params), Listener(progress)
     work = ExpectedOutput(loaded, _client(options), sink, first=first, last=last)
     require_columns(loaded.reference, work.sink)
@@ -238,7 +253,7 @@ def diff(
     new: Pipeline | str,
     *,
     checkpoint: int | None = None,
-    to: str = "latest",
+    to: StopAt = "latest",
     shown: int = SHOWN,
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
@@ -252,8 +267,9 @@ def diff(
     `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. *params*, of both
     versions, and *options* are as for `audit`.
     """
-    versions, listener = (_loaded(old, params), _loaded(new, params)), Listener(progress)
-    work = Diff(*versions, _client(options), checkpoint=checkpoint, to=StopOffsets.parse(to), shown=shown)
+    _check(spark, staging, progress, checkpoint=checkpoint, shown=shown)
+    ends, versions, listener = StopOffsets.of(to), (_loaded(old, params), _loaded(new, params)), Listener(progress)
+    work = Diff(*versions, _client(options), checkpoint=checkpoint, to=ends, shown=shown)
     _send_cells(spark, *versions)
     return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
 
@@ -292,8 +308,45 @@ def _run_options(options: dict[str, Any]) -> RunOptions:
     return options_from(options)
 
 
+class _Arguments(msgspec.Struct, kw_only=True):
+    """The arguments that are numbers, flags and names, with their types; a default stands for "not given"."""
+
+    chunk_records: Annotated[int, Meta(ge=1)] | None = None
+    take_over: bool = False
+    from_nothing: bool = False
+    first: int | None = None
+    last: int | None = None
+    checkpoint: int | None = None
+    ignore_foreign: bool = False
+    shown: Annotated[int, Meta(ge=1)] = SHOWN
+    into: str | None = None
+    sink: str | None = None
+
+
+def _check(spark: Any, staging: str | Path | None, progress: OnProgress | None, **arguments: Any) -> None:
+    """Raise ConfigError where an argument is of another type than its function says, before anything is begun, and in a
+    module that is only imported."""
+    refuse_while_importing()
+    if not hasattr(spark, "createDataFrame"):
+        raise ConfigError(f"spark={spark!r:.100} is no session: give the SparkSession of your program.")
+    if not isinstance(staging, str | Path | None):
+        raise ConfigError(f"staging={staging!r:.100} must be a folder or a URL, as text.")
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress={progress!r:.100} must be a function, which gets a WorkProgress.")
+    try:
+        msgspec.convert(arguments, _Arguments)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`")
+        raise ConfigError(f"{name}={arguments.get(name)!r:.100} is of another type or range: {problem}.") from None
+
+
 def _loaded(pipeline: Pipeline | str, params: Mapping[str, str] | None) -> Loaded:
     refuse_while_importing()
+    if not isinstance(pipeline, Pipeline | str):
+        raise ConfigError(f"{pipeline!r:.100} is no pipeline: give one, or its name as 'module:attribute'.")
+    if params is not None and not all(isinstance(text, str) for pair in dict(params).items() for text in pair):
+        raise ConfigError(f"params={params!r:.200} must be a dict of texts, as for --param.")
     if isinstance(pipeline, str):
         return load(pipeline, params)
     if params:

@@ -1,15 +1,20 @@
 """The format `exactlyonce` for `spark.read`, `spark.readStream`, `df.write` and `df.writeStream`.
 
 Invariants: Spark sends the class to its workers by name, so they need this package; options are checked before anything
-is opened; readers and writers are imported where they are used.
+is opened; readers and writers are imported where they are used; every thread of the program finds the format.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
+from exactlyonce.engines.spark.session import is_connect
 from exactlyonce.engines.spark.source.read_options import (
     STATE,
     is_of_state,
@@ -98,5 +103,31 @@ class ExactlyOnceDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format with a session, once, before it is used."""
+    """Register the format with a session, once, before it is used; then any thread may use it."""
     spark.dataSource.register(ExactlyOnceDataSource)
+    if not is_connect(spark):
+        for owner, method in _LOOK_FOR_A_FORMAT:
+            if not hasattr(getattr(owner, method), "__wrapped__"):
+                setattr(owner, method, _in_own_session(getattr(owner, method)))
+
+
+_LOOK_FOR_A_FORMAT: tuple[tuple[Any, str], ...] = (
+    (DataFrameReader, "load"), (DataFrameWriter, "save"), (DataStreamReader, "load"), (DataStreamWriter, "start"),
+)  # fmt: skip
+"""The calls of PySpark by which Spark looks for the format of a Python source: in the thread's active session."""
+
+
+def _in_own_session(call: Callable[..., Any]) -> Callable[..., Any]:
+    """*call*, with the session of its frame as the active one of a thread that has none.
+
+    Spark sets it in a program's first thread alone, and fails with DATA_SOURCE_NOT_FOUND in others.
+    """
+
+    @wraps(call)
+    def called(self: Any, *arguments: Any, **options: Any) -> Any:
+        sessions = self._spark._jvm.org.apache.spark.sql.SparkSession
+        if not sessions.getActiveSession().isDefined():
+            sessions.setActiveSession(self._spark._jsparkSession)
+        return call(self, *arguments, **options)
+
+    return called

@@ -28,6 +28,7 @@ MASTER_DEFAULT = "local[*,4]"
 """All cores of this machine. As on a cluster, a task is tried four times: its Python worker may be killed."""
 _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 """Environment variables that show a chosen Spark: by spark-submit, or by the name of a Connect server."""
+CONNECT = "sc://"
 STDERR = 2
 JAVA_VERSION_MIN = 17
 _MASTER = re.compile(r"local(\[.+\])?$|local-cluster\[.+\]$|yarn$|(spark|k8s|sc)://.")
@@ -118,8 +119,10 @@ def _started(
     if not submitted:
         builder = builder.appName(name)
     if master is not None:
-        builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
-    if not submitted and not (master or "").startswith("sc://"):
+        builder = builder.remote(master) if master.startswith(CONNECT) else builder.master(master)
+    if (master or "").startswith(CONNECT) or "SPARK_REMOTE" in os.environ:
+        require_connect()
+    elif not submitted:
         require_java()
     for setting, value in settings.items():
         builder = builder.config(setting, value)
@@ -261,6 +264,14 @@ def _name_python(executable: str | None) -> None:
     if executable is not None:
         os.environ["PYSPARK_PYTHON"] = executable
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)  # else PySpark looks for the first one here, too
+
+
+def require_connect() -> None:
+    """Raise `ConfigError` unless the packages are there by which PySpark reaches a Connect server."""
+    for package in ("grpc", "grpc_status", "google.rpc", "zstandard"):
+        with needing("connect", package, "A server of Spark Connect"):
+            if importlib.util.find_spec(package) is None:
+                raise ModuleNotFoundError(f"No module named {package!r}")
 
 
 def require_java() -> None:

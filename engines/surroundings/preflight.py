@@ -8,7 +8,7 @@ the number under which it was first found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,16 +16,18 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.records.manifest import TOPICS, Manifest, MarkedPlace, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import TOPICS, Manifest, MarkedPlace, Output, RecordPlace, SourceOffset
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import FindsSplits, ReadsTopic
 from exactlyonce.engines.surroundings.input_topics import InputTopics, Seen
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.names import checkpoint_topic
-from exactlyonce.sinks.kafka.sink import gives_times
+from exactlyonce.pipeline.names import checkpoint_topic, setting
+from exactlyonce.sinks.kafka.sink import gives_keys, gives_partitions, gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
+MADE_ANEW = "was deleted and created again"
 TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
 Offsets = dict[str, dict[int, SourceOffset]]
 """Where to go on, by source and split."""
@@ -408,36 +410,90 @@ class OutputTopics:
     sinks: Mapping[str, WritesToTopic]
     described: Mapping[str, Topic]
     """By topic name, without topics to be created; ids never change, partitions only become more."""
+    accepted: Collection[str] = ()
+    """The topics that the user lets the pipeline go on into, though they are not those that it has written to."""
+    by_key: Collection[str] = ()
+    """The sinks whose outputs a partitioner distributes by their keys."""
+    setting: str | None = None
+    """The client's partitioner, if the user has set one."""
+    partitioners: dict[str, str] = field(default_factory=dict)
+    """By sink id; known once they are settled."""
+    begun: set[str] = field(default_factory=set)
+    """The sinks of `by_key` whose outputs begin with this run."""
 
     @property
-    def counted(self) -> tuple[tuple[str, str, int], ...]:
-        """(sink id, topic, partitions) of every sink."""
-        return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
+    def known(self) -> ask.Outputs:
+        """The topic of every sink; its partitioner once they are settled."""
+        topics = ((id, self.described[sink.topic]) for id, sink in self.sinks.items())
+        return tuple(
+            Output(id, topic.name, topic.partitions, topic.topic_id, self.partitioners.get(id, ""))
+            for id, topic in topics
+        )
 
     @property
     def partitions(self) -> dict[str, int]:
         """The number of partitions by sink id."""
-        return {id: count for id, _, count in self.counted}
+        return {output.sink: output.partitions for output in self.known}
 
     @property
     def foreseen(self) -> tuple[tuple[str, str, int], ...]:
-        """The same, with the partitions of topics to be created."""
+        """(sink id, topic, partitions) of every sink, also of topics to be created."""
         known = {name: topic.partitions for name, topic in self.described.items()}
         return tuple(
             (id, sink.topic, known.get(sink.topic, sink.create_partitions or 1)) for id, sink in self.sinks.items()
         )
 
     def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
-        """Create missing topics; Halt if *manifest*, the newest, shows that they were written to."""
-        written = {topic for _, topic, _ in manifest.sinks} if manifest and manifest.checkpoint else set()
+        """Create missing topics. Halt if *manifest*, the newest, shows that a missing topic was written to, or another
+        one in the place of a topic, unless that is accepted."""
+        written = {output.topic for output in manifest.sinks} if manifest and manifest.checkpoint else set()
+        if manifest is not None:
+            self._require_same(manifest, note)
         for id, sink in self.sinks.items():
             if sink.topic in self.described:
                 continue
-            if manifest is not None and sink.topic in written:
-                raise _output_gone(manifest, sink.topic, "was deleted")
+            if manifest is not None and sink.topic in written and sink.topic not in self.accepted:
+                raise output_gone(manifest, sink.topic, "was deleted")
             self.topics.create(sink.topic, partitions=sink.create_partitions or 1)
             note(f"sink {id}: created topic {sink.topic} with {sink.create_partitions} partitions")
             self.described = {**self.described, **self.topics.describe([sink.topic])}
+
+    def _require_same(self, manifest: Manifest, note: Callable[[str], None]) -> None:
+        for name, before in manifest.output_ids.items():
+            if name not in self.described or self.described[name].topic_id == before:
+                continue
+            if name not in self.accepted:
+                raise output_gone(manifest, name, MADE_ANEW)
+            note(f"topic {name} is not the one that checkpoint {manifest.checkpoint} has written to: that is accepted")
+
+    def settle_partitioners(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
+        """Find the partitioner of each output: that of *manifest*, from which the pipeline goes on, else the chosen
+        one. ConfigError where another one is chosen than the keys of the output lie by."""
+        settings = {} if self.setting is None else {SETTING: self.setting}
+        for id, sink in self.sinks.items():
+            chosen = sink.partitioner or self.setting
+            if chosen is not None:
+                partitioner(chosen)
+            if manifest is None or not manifest.writes(id, sink.topic):
+                self.partitioners[id] = chosen or DEFAULT
+                self.begun |= {id} & {*self.by_key}
+                continue
+            known = self.partitioners[id] = partitioner_in(manifest, id, settings)
+            if id not in self.by_key:
+                self.partitioners[id] = chosen or known
+            elif chosen not in (None, known):
+                raise ConfigError(
+                    f"Sink {id!r}: checkpoint {manifest.checkpoint} has put the keys of topic {sink.topic!r} into "
+                    f"partitions by {known}, and this run is to do so by {chosen}: a key would go on in another "
+                    f"partition, and readers would see its records out of order. Nothing was changed.\n"
+                    f'  Choices: partitioner="{known}", or leave it out, to go on as before; or another topic; or, if '
+                    f"readers bear that order, another id for the sink, which begins a new output."
+                )
+            elif known != DEFAULT and not manifest.partitioner_of(id):
+                note(
+                    f"sink {id}: topic {sink.topic} keeps the partitioner {known}, by which it was written so far; new "
+                    f"outputs have {DEFAULT}, as Java's clients and Spark do"
+                )
 
     def note_times(self, note: Callable[[str], None]) -> None:
         """Note each topic that does not keep the times that its sink gives."""
@@ -461,9 +517,9 @@ class OutputTopics:
         for name, known in self.described.items():
             now = _now(known, seen_by_each[name])
             if now is None:
-                raise _output_gone(manifest, name, "was deleted")
+                raise output_gone(manifest, name, "was deleted")
             if now.topic_id != known.topic_id:
-                raise _output_gone(manifest, name, "was deleted and created again")
+                raise output_gone(manifest, name, MADE_ANEW)
             described[name] = now
         self.described = described
 
@@ -483,11 +539,12 @@ def _now(known: Topic, seen: Sequence[Topic | None]) -> Topic | None:
     return msgspec.structs.replace(known, partitions=max(known.partitions, min(topic.partitions for topic in views)))
 
 
-def _output_gone(manifest: Manifest, name: str, what: str) -> Halt:
+def output_gone(manifest: Manifest, name: str, what: str) -> Halt:
     return Halt(
         f"Output topic {name!r} {what} since checkpoint {manifest.checkpoint} or before: what the pipeline wrote to it "
-        f"is gone, and it would go on behind the gap.\n"
-        f"  Choices: restore the topic from a replica or backup and run again; {_reset(manifest)}."
+        f"is gone, and it would go on after the gap.\n"
+        f"  Choices: restore the topic from a replica or backup and run again; go on into the topic that is there, "
+        f"without the records before: `exactlyonce run ... --accept-new-output {name}`; {_reset(manifest)}."
     )
 
 
@@ -495,8 +552,17 @@ class PipelineTopics:
     """The topics of a pipeline. The first look is `look_at_inputs`, then `look_at_outputs`."""
 
     def __init__(
-        self, topics: Topics, graph: LogicalGraph, parallelism: int, note: Callable[[str], None], *, bounded: bool
+        self,
+        topics: Topics,
+        graph: LogicalGraph,
+        parallelism: int,
+        note: Callable[[str], None],
+        *,
+        bounded: bool,
+        accepted: Collection[str] = (),
+        partitioner: str | None = None,
     ) -> None:
+        """*accepted*: see `OutputTopics`. *partitioner*: the client's, if the user has set one."""
         self.inputs: Inputs
         self.outputs: OutputTopics
         self.offsets: Offsets = {}
@@ -505,7 +571,9 @@ class PipelineTopics:
         """The first offsets of partitions that the newest manifest lacks."""
         self._topics, self._graph, self._parallelism, self._note = topics, graph, parallelism, note
         self._input_topics = InputTopics(topics)
-        self._bounded = bounded
+        self._bounded, self._accepted, self._setting = bounded, accepted, partitioner
+        self.restored: Manifest | None = None
+        """What is known of the outputs of a savepoint that begins the pipeline, for want of a manifest."""
 
     def close(self) -> None:
         """Close the connections to sources that are not in the cluster of the checkpoints."""
@@ -548,7 +616,17 @@ class PipelineTopics:
                         f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
                         f"KafkaSink({sink.topic!r}, create_partitions=4)."
                     ) from None
-        self.outputs = OutputTopics(self._topics, sinks, described)
+        written = {sink.topic for sink in sinks.values()}
+        if unknown := sorted({*self._accepted} - written):
+            raise ConfigError(
+                f"{setting('accept_new_output')} {unknown[0]}: the pipeline writes to no such topic. It writes to "
+                f"{', '.join(sorted(written)) or 'none'}."
+            )
+        by_key = {
+            node.id for node in nodes
+            if gives_keys(node.sink, self._graph.type_of(node.inputs[0])) and not gives_partitions(node.sink)
+        }  # fmt: skip
+        self.outputs = OutputTopics(self._topics, sinks, described, self._accepted, by_key, self._setting)
 
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""
@@ -577,10 +655,11 @@ class PipelineTopics:
                 self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
                 return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
             case ask.CreateOutputs(newest):
+                self.outputs.settle_partitioners(newest or self.restored, self._note)
                 self.outputs.create_missing(newest, self._note)
                 return self.outputs.note_times(self._note)
             case ask.KnownOutputs():
-                return self.outputs.counted
+                return self.outputs.known
         return NotImplemented
 
     def _note_empty(self, noted: Sequence[SourceOffset]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -85,12 +85,13 @@ class Stores:
                 else:
                     self._writing[name] = committer
 
-    def check(self) -> None:
+    def check(self, asks: Callable[[str], None] = lambda store: None) -> None:
         """StoreError, which names the sink, where a store cannot take its output; called before anything is fenced.
 
-        A store that is away is checked once it is back.
+        A store that is away is checked once it is back. *asks* is told which one is asked.
         """
         for sink, committer in (*self._committers.items(), *self._writing.items()):
+            asks(f"the store of sink {sink!r}")
             try:
                 with naming(sink):
                     committer.check()

@@ -337,6 +337,7 @@ class LoadedDelta:
     def __init__(self, lake: DeltaLake, table: DeltaTable) -> None:
         self._lake, self._table = lake, table
         self.ledger = ledgers.read(lake.app, table.transaction_version)
+        self.growth = ""  # the log has checkpoints, and expires by itself
 
     def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
         """See `LoadedTable`. Data files keep their places."""

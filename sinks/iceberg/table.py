@@ -3,7 +3,8 @@
 Invariants: every change of a ledger makes a snapshot of the main branch, and the catalog compares that the branch is
 where it was when the ledger was read. So a commit whose ledger was replaced is refused, whenever it lands: a fence,
 too, makes a snapshot, of no files. A property outlives `expire_snapshots`, and other writers keep it. pyiceberg
-retries no commit of ours: its retries would not read the ledger.
+retries no commit of ours: its retries would not read the ledger. A refusal proves nothing, for the request may have
+come twice: the files of a commit are removed only once another snapshot follows the one that it requires.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -35,9 +36,10 @@ from pyiceberg.io.pyarrow import (
 )  # fmt: skip
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile, write_manifest
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table, TableProperties, WriteTask
+from pyiceberg.table import FileScanTask, Table, TableProperties, Transaction, WriteTask
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.sorting import NullOrder, SortDirection
+from pyiceberg.table.update import AssertTableUUID
 
 from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError
@@ -55,6 +57,15 @@ from exactlyonce.sinks.ledger import SinkLedger
 FORMAT_VERSION_MAX = 2
 """Of the tables to which pyiceberg writes."""
 LOOKED_AT_ONCE = 16
+BOUNDED = {
+    TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+    TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "20",
+    TableProperties.MANIFEST_MERGE_ENABLED: "true",
+    TableProperties.MANIFEST_MIN_MERGE_COUNT: "50",
+}
+"""The properties of a table that a sink creates: earlier metadata, and the manifests of a snapshot, do not add up."""
+SNAPSHOTS_MAX = 1000
+"""Each commit reads and writes the list of all; with more a look says so."""
 
 
 def ledger_property(pipeline: str, sink: str) -> str:
@@ -134,7 +145,7 @@ class IcebergLake:
     def _created(self) -> Table:
         catalog = self.catalog.get()
         catalog.create_namespace_if_not_exists(self.identifier.rpartition(".")[0])
-        return catalog.create_table_if_not_exists(self.identifier, arrow_schema(self._columns))
+        return catalog.create_table_if_not_exists(self.identifier, arrow_schema(self._columns), properties=BOUNDED)
 
     def ids_of_columns(self, schema: Schema) -> dict[str, int]:
         """The ids of this sink's columns in *schema*, also of columns within them."""
@@ -195,11 +206,22 @@ class LoadedIceberg:
 
     def __init__(self, lake: IcebergLake, table: Table) -> None:
         self._lake, self._table = lake, table
-        table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"  # on this handle alone
 
     @property
     def ledger(self) -> SinkLedger:
         return SinkLedger.decode(self._table.properties.get(self._lake.ledger_property))
+
+    @property
+    def growth(self) -> str:
+        """See `LoadedTable`. Earlier metadata counts where nobody removes it; it has all snapshots, too."""
+        table, signs = self._table, list[str]()
+        if (snapshots := len(table.snapshots())) > SNAPSHOTS_MAX:
+            signs.append(f"has {snapshots:,} snapshots, all of which each commit reads and writes: expire old ones")
+        removes, versions = TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, len(table.metadata.metadata_log)
+        are_many = versions >= int(BOUNDED[TableProperties.METADATA_PREVIOUS_VERSIONS_MAX])
+        if are_many and table.properties.get(removes, "false").lower() != "true":
+            signs.append(f"keeps every earlier version of its metadata: set '{removes}' = 'true'")
+        return "; it ".join(signs)
 
     def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
         """See `LoadedTable`. Data files keep their places."""
@@ -213,14 +235,44 @@ class LoadedIceberg:
             if changes:
                 added, replaced = self._changed(changes, written)
             summary = {"exactlyonce.ledger": self._lake.ledger_property, "exactlyonce.checkpoint": str(checkpoint)}
-            with written.removed_on_conflict(), table.transaction() as transaction:
-                transaction.set_properties({self._lake.ledger_property: ledger.encode().decode()})
-                update: Any = transaction.update_snapshot(summary)
-                with update.overwrite() if replaced else update.fast_append() as snapshot:
-                    for file in replaced:
-                        snapshot.delete_data_file(file)
-                    for file in added:
-                        snapshot.append_data_file(file)
+            change = table.transaction()
+            change.set_properties({self._lake.ledger_property: ledger.encode().decode()})
+            update: Any = change.update_snapshot(summary)
+            snapshot = update.overwrite() if replaced else update.merge_append()  # merges if the table's properties say
+            for file in replaced:
+                snapshot.delete_data_file(file)
+            for file in added:
+                snapshot.append_data_file(file)
+            snapshot.commit()  # within the transaction
+            self._send(change, snapshot, written)
+
+    def _send(self, change: Transaction, snapshot: Any, written: WrittenFiles) -> None:
+        """Commit *change*, which has *snapshot*.
+
+        A refusal proves nothing: a gateway that delivers a commit twice gives the answer to the second one. pyiceberg's
+        own commit takes it for a proof, and removes the manifests of the snapshot that has landed.
+        """
+        table = self._table
+        same = AssertTableUUID(uuid=table.metadata.table_uuid)
+        try:
+            table._do_commit(change._updates, (*change._requirements, same))
+        except iceberg.CommitFailedException:
+            if self._is_overtaken(snapshot.snapshot_id):
+                snapshot._clean_all_uncommitted()
+                written.remove()
+            raise
+
+    def _is_overtaken(self, snapshot_id: int) -> bool:
+        """Whether another snapshot follows the present one, so that the commit of *snapshot_id* on it never lands.
+
+        False if that cannot be seen: it may land still, or has landed, and what it needs stays.
+        """
+        newest = self._lake.catalog.get().load_table(self._lake.identifier)
+        parents = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in newest.snapshots()}
+        before, follower = self._table.metadata.current_snapshot_id, newest.metadata.current_snapshot_id
+        while follower in parents and parents[follower] != before:
+            follower = parents[follower]
+        return follower in parents and snapshot_id not in parents
 
     def forget(self, staged: Sequence[bytes]) -> None:
         with self._lake.catalog.explained():
@@ -417,16 +469,11 @@ class WrittenFiles:
             for batches in bin_pack_arrow_table(part, size):
                 yield WriteTask(unique, next(self._number), schema, batches, partition_key=key)
 
-    @contextmanager
-    def removed_on_conflict(self) -> Iterator[None]:
-        """Remove the files if a commit of them is refused within: they are in no snapshot, and will not be."""
-        try:
-            yield
-        except iceberg.CommitFailedException:
-            for path in self._paths:
-                with suppress(OSError):
-                    self._table.io.delete(path)
-            raise
+    def remove(self) -> None:
+        """Remove the files, which are in no snapshot, and never will be; one that stays is remove_orphan_files'."""
+        for path in self._paths:
+            with suppress(OSError):
+                self._table.io.delete(path)
 
 
 def _sorted(table: Table, rows: Any) -> Any:

@@ -16,7 +16,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.connectors.confluent import make_producer
 from exactlyonce.connectors.kafka.client import connect
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, RecordError
+from exactlyonce.connectors.kafka.partitioning import SETTING
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Outdated, RecordError
 from exactlyonce.sinks.writer import SinkFailed
 
 PREPARE_TIMEOUT_S = 60.0
@@ -52,6 +53,10 @@ _REFUSED_TIME = (
     "Topic {topic!r} does not take the time of a record. The job has stopped before it; nothing is lost. Raise "
     "message.timestamp.before.max.ms or message.timestamp.after.max.ms of the topic (an hour ahead unless set), or let "
     "timestamp= of the sink give another time, and run again."
+)
+_OUTDATED = (
+    "The broker's transaction.max.timeout.ms is lower than when this run began, which takes the value at its start: "
+    "nothing is lost, and it has to begin anew."
 )
 _GRANT = (
     "The broker does not allow it: grant whoever runs this Write on topic {topic!r} and on the pipeline's "
@@ -133,10 +138,18 @@ class KafkaProducers:
     """Producers of confluent-kafka: made and dropped on the thread of *executor*, flushed on a thread of their own."""
 
     def __init__(
-        self, topic: str, config: dict[str, str], transaction_timeout_ms: int, executor: ThreadPoolExecutor
+        self,
+        topic: str,
+        config: dict[str, str],
+        transaction_timeout_ms: int,
+        executor: ThreadPoolExecutor,
+        *,
+        partitioner: str | None = None,
     ) -> None:
-        """*config*: librdkafka settings, without a transactional id."""
-        self._topic, self._config, self._timeout_ms, self._executor = topic, config, transaction_timeout_ms, executor
+        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: that of *config*."""
+        own = {} if partitioner is None else {SETTING: partitioner}
+        self._topic, self._config, self._timeout_ms = topic, {**config, **own}, transaction_timeout_ms
+        self._executor = executor
         self._flusher = ThreadPoolExecutor(1, "flush")
         self._abandoned = False
 
@@ -207,6 +220,8 @@ def failure(topic: str, what: str, error: KafkaError) -> Failure:
         return Failure(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
     if error.code() == KafkaError.INVALID_TIMESTAMP:
         return Failure(f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True)
+    if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return Failure(f"{what}: {error.str()}. {_OUTDATED}", Outdated)
     if error.code() in _NOT_ALLOWED:
         return Failure(f"{what}: {error.str()}. {_GRANT.format(topic=topic)}", ConfigError)
     return Failure(f"{what}: {error.str()}", SinkFailed)

@@ -232,7 +232,7 @@ class ProducingWriter(IntervalWriter, ABC):
             self._since_s = now_s
 
     def _now_s(self) -> float:
-        return self.clock.monotonic_ms() / 1000
+        return self.clock.processing_s()
 
     def _work_off(self, outputs: Outputs) -> bool:
         before = outputs.left

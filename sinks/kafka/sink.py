@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.connectors.registry import check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
-from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for, require_finite
+from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -28,6 +29,8 @@ from exactlyonce.sinks.writer import Opened, WriterContext
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
+
+    from exactlyonce.connectors.kafka.source import KafkaSource
 
 T = TypeVar("T")
 Headers = Sequence[tuple[str, bytes | None]]
@@ -47,7 +50,9 @@ class KafkaSink(Sink[T], Generic[T]):
     - *timestamp*: a function from the output to its time, as milliseconds since 1970 from 1 on, or as a datetime with a
       time zone; None: the time when it is written. A topic with message.timestamp.type=LogAppendTime does not keep it.
     - *partition*: a function from the output to its partition, from 0 to before the topic's number of partitions; None:
-      the client chooses it by the key, or at random without one.
+      *partitioner* chooses it by the key, or any without one.
+    - *partitioner*: a name of librdkafka: "murmur2_random", the default, that of Java's clients; "consistent_random",
+      the library's own. An output keeps the one that it was begun with.
     - *create_partitions*: the partition count with which a missing topic is created; None makes that an error.
     - *delivery*: "exactly_once", or a weaker one without transactions: "at_least_once", whose outputs come at once, and
       again after a failure, or "at_most_once", whose outputs come after their checkpoint, or never.
@@ -67,6 +72,7 @@ class KafkaSink(Sink[T], Generic[T]):
     delivery: str = EXACTLY_ONCE
     key_codec: Codec[Any] | None = None
     topics: tuple[str, ...] = ()
+    partitioner: str | None = None
 
     def __init__(
         self,
@@ -81,11 +87,13 @@ class KafkaSink(Sink[T], Generic[T]):
         create_partitions: int | None = 4,
         delivery: Delivery = EXACTLY_ONCE,
         key_codec: Codec[Any] | None = None,
+        partitioner: str | None = None,
     ) -> None:
         fields = {
             "topic_name": topic, "value": value, "key": key, "headers": headers, "timestamp": timestamp,
             "partition": partition, "create_partitions": create_partitions, "delivery": delivery,
             "key_codec": key_codec, "topics": (topics,) if isinstance(topics, str) else tuple(topics),
+            "partitioner": partitioner,
         }  # fmt: skip
         if problem := _topics_problem(topic, fields["topics"]):
             raise GraphError(f"{location(caller())}: KafkaSink: {problem}")
@@ -130,6 +138,13 @@ class KafkaSink(Sink[T], Generic[T]):
         key_codec = None if self.key_codec is None else opened(self.key_codec, self.topic, "key")
         return KafkaEncoder(codec, records, key, headers, self.timestamp, placing, key_codec)
 
+    def as_source(self, type_: Any) -> KafkaSource[Any]:
+        """A source of the records that the sink writes of a stream of this type."""
+        from exactlyonce.connectors.kafka.source import KafkaSource
+
+        key = BytesCodec() if self.key_codec is None else self.key_codec
+        return KafkaSource(self.topic, value=self.codec(type_), key=key, metadata=True)
+
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
         from exactlyonce.sinks.kafka.plain import PlainWriter
@@ -137,7 +152,7 @@ class KafkaSink(Sink[T], Generic[T]):
         from exactlyonce.sinks.kafka.writer import KafkaWriter
 
         encoder = self.encoder(context.type, context.partitions)
-        clock, producers = context.clients.clock, context.clients.producers(self.topic)
+        clock, producers = context.clients.clock, context.clients.producers(self.topic, context.partitioner)
         if self.delivery == EXACTLY_ONCE:
             writer = KafkaWriter(
                 sink=context.sink, topic=self.topic, producers=producers, clock=clock, subtask=context.subtask,
@@ -160,6 +175,10 @@ class KafkaSink(Sink[T], Generic[T]):
         for codec in (self.value, self.key_codec):
             if isinstance(codec, Codec):
                 yield from registry_problems(codec)
+        if self.partitioner is not None and self.partitioner not in PARTITIONERS:
+            yield f"partitioner={self.partitioner!r} must be one of {', '.join(sorted(PARTITIONERS))}"
+        elif self.partitioner is not None and self.partition is not None:
+            yield "partition= and partitioner= both choose the partition: give one of them"
         count = self.create_partitions
         if count is not None and not (isinstance(count, int) and count > 0):
             yield f"create_partitions={count!r} must be a number from 1 on, or None"

@@ -102,10 +102,10 @@ class LakeCommitter:
         except (StoreError, ConfigError) as error:
             problem = str(error)
         try:
-            ledger = self.lake.load().ledger
+            table = self.lake.load()
         except StoreError as error:
             return StoreView(problem=problem or str(error))
-        return StoreView.of(ledger, problem=problem)
+        return StoreView.of(table.ledger, problem=problem, growth=table.growth)
 
     def close(self) -> None:
         self.lake.close()

@@ -70,6 +70,10 @@ class LoadedTable(Protocol):
     def ledger(self) -> SinkLedger:
         """The ledger of the sink; `SinkLedger()` if there is none."""
 
+    @property
+    def growth(self) -> str:
+        """What grows with each commit and has become too much, as a predicate of the table; empty: nothing."""
+
     def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
         """Add what *staged* lists, in its order, and write *ledger*, in one commit.
 

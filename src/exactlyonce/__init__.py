@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import exactlyonce.engines.stop_signals  # noqa: F401 - first, for signals that come during the other imports
 from exactlyonce.pipeline.aggregates import (
     Aggregate,
     Count,

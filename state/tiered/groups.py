@@ -2,6 +2,9 @@
 
 A key group comes into the store whole and at one moment, though it is read in slices. No record of it has been applied
 until then, so nothing that is read hides a change.
+
+A record that wants a key group waits for its blocks. Small blocks hold many key groups, so a table of `WHOLE_BYTES` at
+most is read whole for the first record: its blocks are fetched once, not again for each key group.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from exactlyonce.state.tiered.files import LocalFiles
 from exactlyonce.state.tiered.memory import TableMemory
 
 _DONE = object()
+WHOLE_BYTES = 1 << 20
+"""The bytes of blocks up to which all that is unread is read for one record; some tenths of a second."""
 
 
 class TableGroups:
@@ -53,8 +58,10 @@ class TableGroups:
             self._between_batches = None
 
     def read(self, groups: Iterable[int]) -> None:
-        """Read key groups that records want, and that cannot wait for room on the disk."""
+        """Read key groups that records want, and that cannot wait for room on the disk; all others, too, if small."""
         wanted = set(groups)
+        if not wanted.isdisjoint(self.unread) and self._stored.size(self.unread) <= WHOLE_BYTES:
+            wanted |= self.unread
         while self._partly_read in wanted and self._partly_read in self.unread:
             self.read_slice()  # to load one twice would undo what changes between
         wanted &= self.unread

@@ -475,6 +475,10 @@ class SimulatedClients:
         self._spent_s += self._cost_s
         return (self.clock.monotonic_ms() + self.process.busy_ms) / 1000 + self._spent_s
 
+    @property
+    def processing_s(self) -> Callable[[], float]:
+        return self.monotonic_s
+
     def block_writer(self) -> AttemptBlocks:
         process = self.process
         if self.world.outside is not None:
@@ -495,7 +499,8 @@ class SimulatedClients:
 
         return Consumers({}, make)
 
-    def producers(self, topic: str) -> SimulatedProducers:
+    def producers(self, topic: str, partitioner: str | None) -> SimulatedProducers:
+        """The broker's model distributes by keys in a way of its own."""
         return SimulatedProducers(self.process, topic)
 
     def pipe(self, name: str) -> Pipe:

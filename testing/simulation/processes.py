@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.inputs import Slices
+from exactlyonce.engines.local.pace import Pace
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.runtime.activity import Activity
@@ -132,6 +135,8 @@ class Process:
             except Awaited as wanted:
                 refs = wanted.refs
             yield from clients.blocks.get(self.world, refs)
+        for subtask in worker.parts.subtasks if self.world.fires_slowly else ():
+            subtask.firing_slices = lambda: Slices(Pace(1.0, size=1, most=1), count().__next__)
         self.worker, clients.blocks.at_once = worker, self.world
         self.world.seen["restored records on their way"] += any(each.restored for each in worker.parts.subtasks)
         self.control.send(msg.Ready(self.subtask, self.world.fingerprint, 0))

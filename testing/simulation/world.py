@@ -63,6 +63,8 @@ class SimulatedWorld:
     load: Load | None = None
     drains: bool = False
     """Whether windows close at the end."""
+    fires_slowly: bool = False
+    """Whether each result of a firing takes so long that others have a turn after it."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -37,7 +37,7 @@ class _Clients:
 
     clock = SimulatedClock()
 
-    def producers(self, topic: str) -> Any:
+    def producers(self, topic: str, partitioner: str | None) -> Any:
         """A sink with a committer writes to no topic."""
         raise NotImplementedError(f"a producer for {topic}")
 

@@ -186,6 +186,27 @@ class TimedTableContract:
             subtasks = self.continues(subtasks, indexes, checkpoint, {}, "Nothing is stored.", parallelism=parallelism)
         assert [table.watermark(group) for group, table in enumerate(subtasks.tables)] == list(known.values())
 
+    def test_a_firing_that_was_under_way(self) -> None:
+        """A key group keeps the slot and key that a firing was at, at any parallelism, until its watermark is there."""
+        subtasks, group = self.timed(parallelism=3), key_group(key_of(1), MAX_PARALLELISM)
+        table = subtasks.tables[subtask_of(group, 3, MAX_PARALLELISM)]
+        table.advance(5)
+        table.begin(group, 9, key_of(1))
+        indexes = subtasks.write(subtasks.freeze(1, 0))
+        subtasks = self.continues(subtasks, indexes, 1, {}, "Nothing is stored.", parallelism=1)
+        (table,) = subtasks.tables
+        assert (table.begun(group), table.watermark(group)) == ((9, key_of(1)), 5), "Where it was is in the index."
+        assert {table.begun(other) for other in range(MAX_PARALLELISM) if other != group} == {None}
+        table.advance(8)
+        assert table.begun(group) == (9, key_of(1)), "The slot is not over."
+        table.advance(9, (group,))
+        assert (table.begun(group), table.watermark(group)) == (None, 9), "The slot is over in this group."
+        other = (group + 1) % MAX_PARALLELISM
+        assert table.watermark(other) == 8, "A watermark of one group is none of another."
+        table.update(_add, [20], [key_of(1)], [1])
+        table.drop(20, (group,))
+        assert table.watermark(group) == 20, "What was dropped was due."
+
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def test_dropped_slots_stay_away(self) -> None:

@@ -88,6 +88,18 @@ def test_versions_are_compared_from_the_state_of_a_checkpoint(case: Case) -> Non
     assert case.written() == written
 
 
+def test_a_diff_of_nothing_is_no_agreement(case: Case) -> None:
+    """Right after a bounded run there is no input from its checkpoint on: another exit code, and where to begin."""
+    case.diff(OLD, NEW, "--on", "driver", code=1)
+    exactlyonce(case.kafka, "catch-up", OLD, "--param", f"name={case.name}", "--on", "driver", folder=HERE)
+    newest = ("--from", "2", "--on", "driver")
+    report = json.loads(case.diff(OLD, NEW, *newest, "--json", code=10))
+    assert (report["agrees"], report["records_in"], report["sinks"]) == (False, 0, [])
+    said = case.diff(OLD, NEW, *newest, code=10)
+    assert "nothing to compare: there is no input after it. Begin at an earlier checkpoint, as of 0, 1, or" in said
+    case.diff(OLD, NEW, "--from", "1", "--on", "driver", code=1)
+
+
 def test_what_is_refused(case: Case) -> None:
     assert "checkpoint 99" in case.diff(OLD, NEW, "--from", "99", "--on", "driver", code=2)
     said = case.diff(OLD, "diffed_pipelines:elsewhere", "--on", "driver", code=2)

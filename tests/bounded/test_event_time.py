@@ -47,7 +47,7 @@ def assert_judged(report: AuditReport, checkpoints: int) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("window", ["hopping", "session", "revised"])
+@pytest.mark.parametrize("window", ["hopping", "session", "waiting", "revised"])
 def test_intervals_of_a_run_with_kills_are_computed_again(
     window: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Any, tmp_path: Path
 ) -> None:

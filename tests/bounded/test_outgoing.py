@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.connectors.kafka.partitioning import partitioner
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, partitioner
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, take_by_time
 from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, KEYLESS_RUN, ByPartition, Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles, read_lane
@@ -132,7 +132,7 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_partition_of_an_output_depends_on_no_batch(keyed: Any, chosen: Any, tmp_path: Path) -> None:
     """The sink's choice, the partitioner's by the key, or partitions in turn; a partition keeps their order."""
-    count, partitions, subtask, partition_of = 1_700, 3, 2, partitioner({})
+    count, partitions, subtask, partition_of = 1_700, 3, 2, partitioner(DEFAULT)
 
     def staged(step: int) -> dict[int, list[tuple[bytes | None, Any]]]:
         distribution = ByPartition(partition_of, partitions, subtask)

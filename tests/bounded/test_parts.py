@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import closing, suppress
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,17 @@ def test_a_partition_that_appears_meanwhile() -> None:
     assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
     with pytest.raises(ConfigError, match="Every partition of t needs an end: 0, 1;"):
         StopOffsets(offsets={"t": {0: 7, 1: LATEST, 2: 5}}).ends(seen, starts)
+
+
+def test_a_program_gives_an_end_as_text_as_a_time_or_as_offsets() -> None:
+    moment = datetime(2026, 11, 1, tzinfo=timezone.utc)
+    assert StopOffsets.of("latest") == StopOffsets()
+    assert StopOffsets.of(moment) == StopOffsets.of("2026-11-01T00:00:00Z") == StopOffsets(moment=moment)
+    assert StopOffsets.of({"t": {0: 7, "1": -1}}) == StopOffsets.of('{"t": {"0": 7, "1": -1}}')
+    refusals = {7: "is no place to go to", None: "is no place to go to", datetime(2026, 11, 1): "has no time zone"}
+    for wrong, said in [*refusals.items(), ({"t": 7}, "names no offsets"), ({"t": {"a": 7}}, "names no offsets")]:
+        with pytest.raises(ConfigError, match=said):
+            StopOffsets.of(wrong)
 
 
 class Numbers:

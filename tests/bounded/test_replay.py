@@ -12,6 +12,7 @@ from manifests import committable as committed
 from manifests import manifest
 
 from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import Output
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.replay.recompute import topic_of
 from exactlyonce.engines.bounded.replay.replay_repair import mismatch, placed, places_of, share_of
@@ -39,7 +40,7 @@ def digit(key: bytes | None, count: int) -> int | None:
 
 def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> None:
     first, second = committable("a", 6, p0=1, p1=2), committable("b", p1=1, p2=1)
-    decided = manifest(committables=(second, first), sinks=(("out", "t", 3),))
+    decided = manifest(committables=(second, first), sinks=(Output("out", "t", 3),))
     everything = outputs("01112")
     assert list(share_of(decided, first, everything)) == everything[:3]
     assert list(share_of(decided, second, everything)) == everything[3:]

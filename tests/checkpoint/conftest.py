@@ -10,7 +10,7 @@ import pytest
 from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Written
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, Output, SourceOffset
 
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 COMMITTABLE = blank_committable(
@@ -20,7 +20,7 @@ MANIFEST = blank_manifest(
     checkpoint=0, base=0, previous=0, triggered_at_ms=1_000, completed_at_ms=1_100, fingerprint="f1", parallelism=2,
     block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10, offsets=(SourceOffset("orders", "orders", "id", 0, 7),),
     operators=(OperatorSnapshot("totals", 2, 10, ((REF,), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),
-    committables=(COMMITTABLE,), sinks=(("out", "totals", 3),),
+    committables=(COMMITTABLE,), sinks=(Output("out", "totals", 3),),
 )  # fmt: skip
 
 

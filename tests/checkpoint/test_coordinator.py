@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from scripted_job import INTERVAL_MS, TIMEOUT_MS, ScriptedJob, play, precommit, scripts
 
-from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, PendingCheckpoint, Phases, Tick
+from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, LeftOut, PendingCheckpoint, Phases, Tick
+from exactlyonce.checkpoint.leader import LATE_MIN, LATE_SPAN, LateRecords
 from exactlyonce.checkpoint.records.manifest import OrderLog
 from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, SubtaskStats
+from exactlyonce.pipeline.errors import RecordError
 
 
 @scripts("""
@@ -194,6 +197,35 @@ done 2 -> announce 2
 -> note checkpoint 4 was not acknowledged within 5000 ms; aborted
 -> restart 1 after 70: checkpoint 4 was not acknowledged within 5000 ms
 
+# Each late checkpoint doubles the timeout of the next, after a restart too, as far as that of transactions allows: of
+# 81 s, a restart takes 60, and an interval 1. One that completes keeps twice its own duration.
+job transaction_timeout_ms=81000
+triggered
+6000 tick
+-> note checkpoint 1 was not acknowledged within 5000 ms; aborted. The next one may take 10000 ms
+-> restart 1 after 70: checkpoint 1 was not acknowledged within 5000 ms
++0 triggered
++9999 tick
+wake -> 17000
++1 tick -> note checkpoint 2 was ... within 10000 ms; aborted. The next one may take 20000 ms & restart 2 after ...
++0 triggered
++20000 tick -> note checkpoint 3 was not acknowledged within 20000 ms; aborted & restart 3 after ...
++0 triggered
++9000 done 4 -> announce 4 & trigger 5 on 4
++17999 tick
++1 tick -> note checkpoint 5 was ... within 18000 ms; aborted. The next one may take 20000 ms & restart 4 after ...
++0 triggered from 4
++400 done 6 -> announce 6
++600 tick -> trigger 7 on 6
++5000 tick -> note checkpoint 7 was not acknowledged within 5000 ms; ... & restart 5 after ...
+
+# A checkpoint keeps the timeout that it began with.
+job max_concurrent=2 tolerable_failed=1 transaction_timeout_ms=181000
+triggered
+3000 tick -> trigger 2 on 0
+6000 tick -> note checkpoint 1 was ... carried by the next one. The next one may take 10000 ms & trigger 3 on 0
+8000 tick -> note checkpoint 2 was not acknowledged within 5000 ms; aborted. ... & restart 1 after ...
+
 # Only what is not acknowledged can be late.
 job max_concurrent=2
 triggered
@@ -316,3 +348,26 @@ def test_a_plan_tells_how_long_each_subtask_took_and_what_was_aborted_before() -
     job.do("finalized 2")
     assert job.do("+1000 tick") == ["trigger 3 on 2"]
     assert plan_of(job, Ack("task", 0, 3), Ack("task", 1, 3)).aborted == ()
+
+
+def late_in(checkpoint: int, *counts: tuple[int, int]) -> PendingCheckpoint:
+    """A checkpoint whose subtasks have left out so many of so many records since the attempt began."""
+    plan = PendingCheckpoint(checkpoint=checkpoint, base=0, previous=0, final=False, triggered_ms=0, attempt=0)
+    for subtask, (late, came) in enumerate(counts):
+        plan.acks["task", subtask] = Ack("task", subtask, checkpoint, left_out=(LeftOut("op", late, came),))
+    return plan
+
+
+def test_a_job_stops_before_more_than_a_share_of_the_latest_records_is_left_out() -> None:
+    """A hundred are never too many; records of long ago do not hide those of now; workers count anew in an attempt."""
+    records = LateRecords(0.5)
+    records.check(few := late_in(1, (LATE_MIN - 1, LATE_MIN - 1)))
+    records.decided(few)
+    with pytest.raises(RecordError, match=r"Operator 'op' leaves out 100 of its latest 100 records"):
+        records.check(late_in(2, (LATE_MIN - 1, LATE_MIN - 1), (1, 1)))
+    records.decided(late_in(2, (LATE_MIN - 1, LATE_SPAN * 100), (0, LATE_SPAN * 100)))
+    records.begin_attempt()
+    records.check(late_in(3, (LATE_SPAN, LATE_SPAN)))
+    with pytest.raises(RecordError, match="checkpoint 4"):
+        records.check(late_in(4, (LATE_SPAN, LATE_SPAN), (100, 100)))
+    LateRecords(1.0).check(late_in(1, (LATE_SPAN, LATE_SPAN)))

@@ -162,6 +162,15 @@ running
 finished -> trigger 1 on 0 final
 done 1 -> announce 1 & end at 1
 
+# A final checkpoint before all results of the end of time are out is an ordinary one, and another one is the last.
+running
+finished -> trigger 1 on 0 final
+ack 1 by 0 going-on
+ack 1 by 1 -> decide 1 on 0
+finalized 1 -> announce 1
+1000 tick -> trigger 2 on 1 final
+done 2 -> announce 2 & end at 2
+
 # Sources that finish before all workers are ready are heard.
 recovered 0 -> deploy 0 from 0
 finished
@@ -307,7 +316,7 @@ class Backlogged(ScriptedJob):
                 case events.Restart():
                     self.left_ms = self.kept_ms
                     assert self.core.manifest is not None
-                    self.perform(self(events.Recovered(self.core.manifest)))
+                    self.perform(self(events.Recovered(self.core.manifest, 0)))
                 case events.Deploy():
                     self.perform([*self(events.Deployed()), *self(events.SourcesFinished())])
                 case events.Decide(plan):

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Dropped, Unresolved, decide, finalize
 from exactlyonce.checkpoint.records.committable import Committable, Precommit
 from exactlyonce.checkpoint.records.encoding import TooLarge
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, StagedAck, StoredBlock
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Output, StagedAck, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
@@ -46,7 +46,7 @@ def decided(
     if known is not None:
         protocol.counted.update(known)
     elif counted:
-        protocol.counted.update(ask.drive(protocol.count(precommits, (("out", "t", 1),)), world))
+        protocol.counted.update(ask.drive(protocol.count(precommits, (Output("out", "t", 1),)), world))
     world.asked.clear()
     plan = Plan(precommits, {each.transactional_id: 0 for each in precommits})
 
@@ -200,7 +200,7 @@ def test_a_transaction_that_ended_since_it_was_counted_refuses_the_checkpoint() 
 
 
 def test_a_manifest_that_the_checks_have_overtaken_is_written_anew() -> None:
-    world, more = World(), (("out", "t", 2),)
+    world, more = World(), (Output("out", "t", 2),)
     world.outputs = [(), more]
     verdict = decided(world, precommit(0), checks=[looking])
     assert isinstance(verdict, Decided)

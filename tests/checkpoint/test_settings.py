@@ -55,7 +55,9 @@ def test_what_they_demand_of_the_broker() -> None:
     [
         (CheckpointSettings(transaction_timeout_ms=900_001), 900_000, "the broker allows 900000 ms at most"),
         (CheckpointSettings(transaction_timeout_ms=120_999), 900_000, "transaction_timeout to 121000 ms or more"),
-        (CheckpointSettings(), 120_999, "transaction.max.timeout.ms to 121000 ms or more"),
+        (CheckpointSettings(), 179_999, "of sinks for 179999 ms. Raise .* transaction.max.timeout.ms to 180000 ms or"),
+        (CheckpointSettings(timeout_ms=200_000), 120_000, "transaction.max.timeout.ms to 261000 ms or more"),
+        (CheckpointSettings(timeout_ms=200_000), 180_000, "lower one of .* transaction.max.timeout.ms to 261000 ms or"),
     ],
 )
 def test_timeouts_that_cannot_be_brought_together_name_the_settings_to_change(

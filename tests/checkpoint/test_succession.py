@@ -7,10 +7,19 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
-from exactlyonce.checkpoint.records.manifest import Incarnation
-from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, PAUSE_MAX_MS, Succession, pause_ms, takeovers_in_a_row
+from exactlyonce.checkpoint.records.manifest import FAILURE_CHARACTERS_MAX, Failure, Incarnation
+from exactlyonce.checkpoint.succession import (
+    LOOK_PAUSE_MS,
+    PAUSE_MAX_MS,
+    Succession,
+    failures_in_a_row,
+    pause_ms,
+    takeovers_in_a_row,
+)
+from exactlyonce.pipeline.errors import Halt, RecordError
 from exactlyonce.testing.clock import SimulatedClock
 
 HOUR_MS = 3_600_000
@@ -19,10 +28,13 @@ STARTING_MS = 1_500
 HEARTBEAT_MS = 10_000
 
 
-def life(number: int, led_ms: int = 500, *, ended: bool = False, started_at_ms: int = 0) -> Incarnation:
+def life(
+    number: int, led_ms: int = 500, *, ended: bool = False, started_at_ms: int = 0, exit_code: int = 0
+) -> Incarnation:
     return Incarnation(
         incarnation=number, host="h", process=number, started_at_ms=started_at_ms,
-        heartbeat_ms=started_at_ms + led_ms, ended=ended,
+        heartbeat_ms=started_at_ms + led_ms, ended=ended, exit_code=exit_code,
+        failure="It is bad." if exit_code else "",
     )  # fmt: skip
 
 
@@ -142,6 +154,57 @@ class TestStandby:
         assert succession.reason == "has ended"
         assert succession.awaited(history(life(8)), lambda other: other.incarnation == 8) is None
         assert succession.reason == "has died"
+
+
+class TestFailure:
+    def lives(self, failures: int) -> History:
+        failed = [life(2 + number, ended=True, exit_code=3) for number in range(failures)]
+        return history(life(1, ended=True), *failed)
+
+    def test_a_standby_waits_longer_after_each_failure(self) -> None:
+        """The one that takes over may meet the same record; it says why the last one ended."""
+        for failures, paused_ms in ((1, 1_000), (2, 2_000), (3, 4_000), (9, PAUSE_MAX_MS)):
+            succession = Succession(standby=True, clock=(clock := SimulatedClock()))
+            awaited = succession.awaited(self.lives(failures), alive)
+            assert awaited is not None
+            assert awaited.pause_ms == paused_ms
+            assert "has failed with code 3: It is bad. This run takes over in" in awaited.text("p")
+            clock.advance(paused_ms - 1)
+            assert succession.awaited(self.lives(failures), alive) is not None
+            clock.advance(1)
+            assert succession.awaited(self.lives(failures), alive) is None
+            assert succession.reason == "has failed with code 3: It is bad."
+
+    def test_the_pause_begins_with_the_failure(self) -> None:
+        """A standby that has watched the leader for long does not take over at once."""
+        succession = Succession(standby=True, clock=(clock := SimulatedClock()))
+        assert succession.awaited(history(life(1)), alive) is not None
+        clock.advance(20_000)
+        failed = history(life(1, 20_000, ended=True, exit_code=3))
+        assert succession.awaited(failed, alive) is not None
+        clock.advance(1_000)
+        assert succession.awaited(failed, alive) is None
+
+    def test_a_checkpoint_ends_the_row(self) -> None:
+        lives = self.lives(4)
+        lives.admit(blank_manifest(checkpoint=1, incarnation=5, base=0, previous=0))
+        assert failures_in_a_row(lives) == 1
+        assert failures_in_a_row(history(*self.lives(3).incarnations.values(), life(9, ended=True))) == 0
+
+    def test_any_other_run_begins_at_once(self) -> None:
+        """Somebody has started it, who may have corrected what was wrong."""
+        succession = Succession(standby=False, clock=SimulatedClock())
+        assert succession.awaited(self.lives(3), alive) is None
+
+
+def test_the_reason_of_a_failure_is_bounded_and_has_no_secret() -> None:
+    error = RecordError("password hunter2 " + "x" * 5_000, topic="t", partition=1, offset=7)
+    failed = Failure.of(error, lambda text: text.replace("hunter2", "***"))
+    assert (failed.exit_code, failed.skip, len(failed.failure)) == (3, "t:1:7", FAILURE_CHARACTERS_MAX)
+    assert failed.failure.startswith("password *** ")
+    marked = RecordError("Leave it out: --skip file:/a:1:7@0af9", topic="file:/a", partition=1, offset=7)
+    assert Failure.of(marked, str).skip == "file:/a:1:7@0af9"
+    assert Failure.of(Halt("Input is missing."), str) == Failure(6, "Input is missing.")
 
 
 def test_a_run_waits_no_longer_than_the_pause() -> None:

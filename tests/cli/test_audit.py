@@ -60,7 +60,7 @@ def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
         "totals: checkpoints 4, 2 records in, 2 out: exactly once: nothing is wrong."
     ]
     assert list(as_text(AuditReport("totals"))) == ["totals: no checkpoint could be judged."]
-    assert [exit_code(each) for each in (AuditReport("totals", [4], 2, 2), REPORT, AuditReport("totals"))] == [0, 1, 2]
+    assert [exit_code(each) for each in (AuditReport("totals", [4], 2, 2), REPORT, AuditReport("totals"))] == [0, 1, 10]
 
 
 def test_what_only_stores_have_is_not_judged() -> None:
@@ -68,14 +68,14 @@ def test_what_only_stores_have_is_not_judged() -> None:
     nothing, part = AuditReport("totals", [4], 9, 0, [], why), AuditReport("totals", [4], 9, 9, [], why)
     assert list(as_text(nothing))[-1].endswith("none of their output could be judged; nothing was compared.")
     assert list(as_text(part))[-1].endswith("9 out: exactly once: nothing is wrong in the judged output.")
-    assert [exit_code(nothing), exit_code(part)] == [2, 0]
+    assert [exit_code(nothing), exit_code(part)] == [10, 0]
 
 
 def test_checkpoints_of_a_pipeline_that_reads_nothing() -> None:
     """An idle pipeline keeps only these, and the oldest never has one before it: that is no output that was missed."""
     idle = AuditReport("totals", [5, 6], 0, 0, [], ["checkpoint 4 began at checkpoint 3, which is expired"])
     assert list(as_text(idle))[-1] == "totals: checkpoints 5 to 6: they read no records; nothing was compared."
-    assert exit_code(idle) == 2
+    assert exit_code(idle) == 10
 
 
 def test_machines_get_all_of_it() -> None:

@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 from exactlyonce.cli.commands.doctor import as_text
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -188,8 +188,8 @@ class Brokers:
     def producers(self, _: Any) -> Sequence[ProducerState]:
         return [ProducerState("t", number, 3, 1, 0, 1_000, offset) for number, offset in ((0, 5), (1, 7))]
 
-    def list(self, prefix: str, producer_ids: Sequence[int]) -> Sequence[ListedTransaction]:
-        return [ListedTransaction(self.owner.transactional_id, 3, self.owner.state)] if self.owner else []
+    def named(self, producer_id: int) -> str | None:
+        return self.owner.transactional_id if self.owner else None
 
     def describe(self, names: Sequence[str]) -> dict[str, TransactionState | None]:
         return dict.fromkeys(names, self.owner)
@@ -225,7 +225,7 @@ def test_whose_a_transaction_is(monkeypatch: pytest.MonkeyPatch) -> None:
     complete = TransactionState("billing", "CompleteAbort", 3, 2, 60_000, -1, ())
     assert (held(complete).run, "lost its markers" in held(complete).do) == (by_hand, True)
     other = held(TransactionState("eo:q:out:0:1.0:0", "Ongoing", 3, 1, 900_000, 1_000, (("t", 0),)))
-    assert other.run == ("exactlyonce doctor q",)
+    assert other.run == ("exactlyonce doctor q", "exactlyonce transactions abort q")
     ours = held(TransactionState("eo:p:out:0:1.0:0", "CompleteCommit", 3, 2, 900_000, -1, ()))
     assert ("it has lost its markers" in ours.what, "run the pipeline" in ours.do) == (True, True)
 
@@ -260,6 +260,7 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     views = {
         "refuses": StoreView(problem="max_prepared_transactions is 0."),
         "bucket": StoreView(risk="a lifecycle rule aborts uploads after 7 days"),
+        "lake": StoreView(growth="has 1,001 snapshots: expire old ones"),
         "behind": StoreView(origin="id", ledger={0: 3}),
         "ahead": StoreView(origin="id", ledger={0: 6}),
         "foreign": StoreView(origin="other"),
@@ -273,12 +274,21 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.what[:44] for each in found.diagnoses] == [
         "The store of sink refuses does not take what",
         "Waiting output of sink bucket may be removed",
+        "The table of sink lake has 1,001 snapshots: ",
         "The ledger of sink 'behind' has checkpoint 3",
         "The ledger of sink 'ahead' has checkpoint 6 ",
         "The ledger of sink 'foreign' was begun for a",
     ]
-    assert [each.level for each in found.diagnoses] == [PROBLEM, NOTE, PROBLEM, PROBLEM, PROBLEM]
-    assert all("Choices:" in each.do for each in found.diagnoses[2:])
+    assert [each.level for each in found.diagnoses] == [PROBLEM, NOTE, NOTE, PROBLEM, PROBLEM, PROBLEM]
+    assert all("Choices:" in each.do for each in found.diagnoses[3:])
+
+
+def test_what_may_be_a_cause_comes_before_its_effects() -> None:
+    found = Findings()
+    for kind, level in (("readers", PROBLEM), ("decisions", NOTE), ("stores", PROBLEM), ("rights", NOTE)):
+        found.add(kind, f"{kind} are not as they should be", do="something", level=level)
+    assert [each.about for each in found.in_order] == ["stores", "readers", "rights", "decisions"]
+    assert next(as_text(found, 80)).startswith("problem: stores")
 
 
 def test_what_could_not_be_looked_at() -> None:
@@ -290,7 +300,8 @@ def test_what_could_not_be_looked_at() -> None:
     found.not_checked("bytes", "by --deep alone")
     assert found.unchecked == [("rights", "gone", True), ("bytes", "by --deep alone", False)]
     assert found.checked == ["settings"]
-    assert list(as_text(found, 80))[1:] == ["not checked  bytes: by --deep alone", "failed       rights: gone"]
+    lines = list(as_text(found, 80))
+    assert (lines[0], lines[-1]) == ("failed       rights: gone", "not checked  bytes: by --deep alone")
     assert found.failed == 1
 
 

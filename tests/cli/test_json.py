@@ -13,7 +13,8 @@ from exactlyonce.cli.main import parser
 from tests.cli.conftest import Command, Orders
 
 SHOW_NOTHING = {
-    "demo", "init", "broker start", "broker stop", "ui", "mcp", "savepoints delete", "dead-letters replay", "reset",
+    "demo", "init", "broker start", "broker stop", "ui", "mcp", "savepoints delete", "dead-letters replay",
+    "dead-letters discard", "reset",
 }  # fmt: skip
 """Commands that do something, or serve a page or a protocol."""
 SHOWN = {
@@ -23,7 +24,7 @@ SHOWN = {
     "state": "{name} totals",
     "transactions list": "{name}", "doctor": "{name}", "audit": "orders:pipeline --on driver",
     "replay": "orders:pipeline --checkpoint 2 --on driver",
-    "diff": "orders:pipeline orders:pipeline --on driver --from 1",
+    "diff": "orders:pipeline orders:pipeline --on driver --from 0",
     "backfill": "orders:pipeline --on driver", "catch-up": "orders:pipeline --on driver",
 }  # fmt: skip
 """The arguments with which each shows JSON here."""

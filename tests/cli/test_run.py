@@ -20,7 +20,7 @@ import pytest
 from exactlyonce.cli.lines import show_from_handler
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.cli.conftest import Orders, children_of, wait_until
+from tests.cli.conftest import Command, Orders, children_of, wait_until
 
 TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
 """Totals of 700 orders of 1 by 7 customers."""
@@ -87,6 +87,38 @@ def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
     assert any(str(event.get("text")).startswith("stopping after a last checkpoint") for event in told)
     assert [event for event in told if event["event"] == "checkpoint"][-1]["kind"] == "final"
     assert_exact(orders)
+
+
+EARLY = "exactlyonce.pipeline.aggregates"
+LATER = "exactlyonce.connectors.kafka.client_config"
+
+
+@pytest.mark.exhaustive(but=["run orders:pipeline-exactlyonce.pipeline.aggregates-9"])
+@pytest.mark.parametrize(
+    ("line", "moment", "code"),
+    [("run orders:pipeline", moment, 9) for moment in (EARLY, LATER, "orders")]
+    + [("checkpoints orders", moment, 130) for moment in (EARLY, LATER)],
+)
+def test_a_stop_while_modules_are_imported(command: Command, line: str, moment: str, code: int) -> None:
+    """It comes just before the import of one: the first of ours, one for the command, the user's."""
+    (command.folder / "orders.py").write_text("raise SystemExit('the stop came too late')")
+    (command.folder / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {moment!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+    )
+    options = ("--bootstrap-servers", "127.0.0.1:1", "--json")
+    with command.start(*line.split(), *options, PYTHONPATH=str(command.folder)) as process:
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait(LIMIT_S) == code, told
+    if code == 9:
+        assert json.loads(told)["text"] == "Stopped, as asked for, before anything ran. Nothing is lost."
+    else:
+        assert told == ""
 
 
 @pytest.mark.exhaustive

@@ -72,6 +72,19 @@ def test_a_standby_takes_over_from_a_run_that_is_silent(orders: Orders, monkeypa
             leader()
 
 
+def test_a_standby_that_another_run_takes_over_from_stands_by(orders: Orders) -> None:
+    """So it is when several begin at once: each finds nobody who leads, and one fences the others."""
+    with orders.running("--standby", until=RUNS) as run:
+        leader = orders.begun_elsewhere()
+        run.await_said(WAITS)
+        assert "This run stands by." in run.said
+        assert leader() is Outcome.DONE
+        assert leader(ended=True) is Outcome.DONE
+        run.await_said("has ended: this one takes over")
+        wait_until(lambda: orders.incarnation().incarnation == 3 and orders.newest().incarnation == 3)
+        assert run.stop() == 0
+
+
 def test_a_standby_with_an_end_says_that_it_has_not_come_there(orders: Orders) -> None:
     orders.ran()
     orders.begun_elsewhere()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from collections.abc import Callable
@@ -10,11 +11,14 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from rich.console import Console
 
-from exactlyonce.cli.commands.top import bars
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.cli.commands.top import bars, drawn
 from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.engines.local.monitoring.waiting import WaitingNow
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.views.watch import Watch
 from tests.cli.conftest import Orders, armed, wait_until
@@ -102,6 +106,30 @@ def test_a_broker_that_does_not_answer(orders: Orders) -> None:
     with closing(Watch(nobody, orders.name)) as watch:
         seen = watch.look(0)
     assert (seen["state"], seen["well"], seen["checkpoints"]) == ("unknown", False, [])
+
+
+def test_what_was_seen_last_has_an_age_once_no_broker_answers(
+    orders: Orders, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is shown as zero that nobody knows."""
+    orders.killed_at("worker-flushed")
+
+    def away() -> History:
+        raise BrokerUnavailable("No broker answers.")
+
+    monkeypatch.setattr(watch._log, "look", away)
+    never = watch.look(1_000)
+    assert (never["as_of_ms"], never["figures"]["lag"]) == (None, None)
+    monkeypatch.undo()
+    before = watch.look(2_000)
+    monkeypatch.setattr(watch._log, "look", away)
+    after = watch.look(9_000)
+    assert (after["state"], after["as_of_ms"], after["at_ms"]) == ("unknown", 2_000, 9_000)
+    same = ("figures", "partitions", "checkpoints")
+    assert [after[name] for name in same] == [before[name] for name in same]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(drawn(after))
+    assert "all of this as it was 7.0 s ago" in console.export_text()
 
 
 def test_top(orders: Orders) -> None:

@@ -111,10 +111,10 @@ def test_partitions_that_an_output_gets(job_of: JobOf) -> None:
     assert "restarting" not in run.said
     assert ids_in(job.kafka, out, 600) == list(range(600))
     manifests = job.history().manifests
-    counts = [manifests[n].sinks[0][2] for n in sorted(manifests)]
+    counts = [manifests[n].sinks[0].partitions for n in sorted(manifests)]
     assert counts == sorted(counts)
     for each in manifests.values():
-        assert all(w.partition < each.sinks[0][2] for c in each.committables for w in c.written)
+        assert all(w.partition < each.sinks[0].partitions for c in each.committables for w in c.written)
     assert counts[-1] == 7
 
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from pipelines import linear
@@ -14,8 +15,11 @@ from running import QUICK, Ended, Job, run_here, visible
 from test_input_topics import delete
 from waiting import succeeds, until
 
+from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError
@@ -141,6 +145,43 @@ def test_a_function_that_raises(
     code, said = ended(kafka.bootstrap_servers, job.name, *arguments, target=target)
     assert code == RECORD, said
     assert [text for text in (*texts, f"{job.topic}[0] offset 42") if text not in said] == [], said
+
+
+def open_transactions(job: Job) -> list[str]:
+    """Those of the job with records, which hold readers back."""
+    with closing(Transactions(job.config)) as transactions:
+        listed = transactions.list(transaction_prefix(job.name))
+    return [each.transactional_id for each in listed if each.state in ("Ongoing", "PrepareAbort")]
+
+
+def test_a_run_that_fails_says_why_and_leaves_nothing_open(kafka: KafkaCluster, job_of: JobOf) -> None:
+    """Readers go on after it, and everybody can read the reason; a standby waits before it tries the same record."""
+    job = job_of("raising", partitions=1)
+    job.feed(30)
+    run = job.start("--checkpoint-interval", "10m")
+    until(lambda: open_transactions(job))
+    job.feed(30)
+    assert run.wait() == RECORD
+    assert open_transactions(job) == []
+    with closing(Topics(job.config)) as topics:
+        out = f"{job.name}-out"
+        until(lambda: topics.end_offsets(out, committed=True) == topics.end_offsets(out, committed=False))
+    life = job.history().newest_incarnation
+    assert life is not None
+    assert (life.exit_code, life.skip, life.ended) == (RECORD, f"{job.topic}:0:42", True)
+    assert "ZeroDivisionError" in life.failure
+    seen = json.loads(job.command("top", job.name, "--json"))
+    assert (seen["state"], seen["well"]) == ("failed", False)
+    assert seen["sentence"].startswith(f"its last run has failed with code {RECORD}: ")
+    first, *_ = json.loads(job.command("doctor", job.name, "--json", code=1))["findings"]
+    assert f"failed with code {RECORD}" in first["what"]
+    assert f"--skip {job.topic}:0:42" in first["do"]
+    said = job.finish_here("--standby", code=RECORD)
+    assert f"has failed with code {RECORD}: " in said
+    assert "This run takes over in 1 s" in said
+    job.finish_here("--skip", f"{job.topic}:0:42")
+    del job.fed[42]
+    job.assert_totals()
 
 
 @pytest.mark.exhaustive

@@ -42,6 +42,28 @@ def test_a_broker_that_comes_back(
     job.assert_totals()
 
 
+@pytest.mark.exhaustive
+def test_a_broker_that_comes_back_with_a_lower_cap_on_transactions(
+    own_broker: Callable[..., OwnCluster], job_of: Callable[..., Job]
+) -> None:
+    """The next incarnation takes the new cap; one that is too low ends the run, which names the setting."""
+    cluster = own_broker()
+    job = job_of("linear", cluster=cluster)
+    job.feed(300)
+    run = job.start()
+    run.await_checkpoint()
+    cluster.broker.settings["transaction.max.timeout.ms"] = "300000"
+    cluster.broker.restart()
+    job.feed(300)
+    run.await_event(lambda event: "transaction.max.timeout.ms is lower" in event.get("text", ""))
+    run.await_checkpoint()
+    cluster.broker.settings["transaction.max.timeout.ms"] = "170000"
+    cluster.broker.restart()
+    job.feed(300)
+    assert run.wait() == 2, run.said
+    assert "transaction.max.timeout.ms to 180000 ms or more" in run.said
+
+
 @pytest.mark.docker
 def test_the_spine_in_a_container(container_kafka: KafkaCluster, job_of: Callable[..., Job], failpoint: Any) -> None:
     job = job_of("linear", "--parallelism", "2", cluster=container_kafka)

@@ -89,6 +89,25 @@ OF_WINDOWS = [
         "Flink takes a late record into a session that is open, so that arrival decides: 4500, 7000, and 14500 alone",
     ),
     Windows(
+        "Flink dropped, sessions that wait", Session("3s", wait="3s"),
+        [*((given, watermark, "") for given, watermark, _ in LATE_SESSION[:4]),
+         ("b 11600", 14600, "b 1000-11500 1000 2000 4500 7000 8500"), ("b 10000 14500", 20498, ""),
+         ("", 20499, "b 11600-17500 11600 14500")], "b 10000",
+    ),
+    Windows(
+        "Beam early_late_sessions, waiting", Session("10ms", wait="100ms"),
+        [("a 1 2 3 4 5 6", 100, ""), ("a 1 3 4", 200, "a 1-16 1 1 2 3 3 4 4 5 6")],
+    ),
+    Windows(
+        "Kafka Streams session, end and grace of 5 ms", Session("10ms", wait="15ms"),
+        [("a 0 5; b 20", 19, ""), ("a 5 4", 28, ""), ("", 29, "a 0-15 0 5 5"), ("", 44, "b 20-30 20")], "a 4",
+        differs="Kafka Streams ends it at 5, the time of its last record",
+    ),
+    Windows(
+        "Beam discarding panes", Revised(TEN, lateness="200ms"),
+        [("a 1 2", 20, "a 0-10 1 2"), ("a 3", 21, "a 0-10 1 2 3 r1")], differs="Beam gives 3 alone in the later pane",
+    ),
+    Windows(
         "Flink lateness", Revised(TWO_S, lateness="500ms"),
         [("b 500", 1500, ""), ("b 1300", 2300, "b 0-2000 500 1300"), ("b 1997", 6000, "b 0-2000 500 1300 1997 r1"),
          ("b 1998", 7000, "")], "b 1998", "Flink's purging trigger gives 1997 alone",
@@ -181,6 +200,8 @@ class Joins(NamedTuple):
     results: str
     """Of a record alone, at the time at which no match can come any more."""
     differs: str = ""
+    late: str = ""
+    """The names of late records."""
 
 
 BOTH, LEFT = IntervalJoin("-100ms", "100ms", "full"), IntervalJoin("-100ms", "100ms", "left")
@@ -224,6 +245,13 @@ OF_JOINS = [
         "A0+null null+a1@100 A1+null null+a0@201 null+b0@212",
     ),
     Joins(
+        "Kafka Streams grace of 10 ms, as a disorder", BOTH, 10, "A0@0 z9@105 a0@0", "A0+null@100 null+z9@205",
+        "Kafka Streams counts it from the window's end: a0 is 5 ms before that", "a0",
+    ),
+    Joins(
+        "Kafka Streams grace of 10 ms, from the window's end", BOTH, 110, "A0@0 z9@105 a0@0", "A0+a0@0 null+z9@205",
+    ),
+    Joins(
         "Kafka Streams outer, asymmetric", IntervalJoin("-5ms", "20ms", "full"), 1,
         "A0@29 A1@30 a2@31 a3@36 a4@37 a5@50",
         "A0+null@49 A1+null@50 null+a2@36 null+a3@41 null+a4@42 null+a5@55",
@@ -257,4 +285,4 @@ def test_joins(case: Joins) -> None:
             (f"{names.get(left, 'null')}+{names.get(right, 'null')}", time) for _, left, right, time in seen.results
         ]
         assert sorted(pairs) == sorted(timed(case.results))
-        assert seen.late == []
+        assert [names[number] for number in seen.late] == case.late.split()

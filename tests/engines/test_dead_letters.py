@@ -14,15 +14,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
 from running import Job, exactlyonce, visible
 
-from exactlyonce import DeadLetters, Output, Pipeline
+from exactlyonce import Count, DeadLetters, Output, Pipeline, Tumbling
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.letters import REPLAYED, LetterEndings, Letters
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.assembler import inputs_at_hand
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, origins_of
 from exactlyonce.engines.runtime.dead_letters import TEXT_LENGTH_MAX, DeadLetterOutput
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import (
     BatchOperator,
     Filter,
@@ -35,13 +39,12 @@ from exactlyonce.engines.runtime.operators import (
     listeners,
     record_error,
 )
-from exactlyonce.pipeline.dead_letters import PREFIX, DeadLetter, DeadLetterLimits, Reason, as_input
-from exactlyonce.pipeline.errors import GraphError, Unavailable
+from exactlyonce.pipeline.dead_letters import PREFIX, DeadLetterLimits, Reason, as_input
+from exactlyonce.pipeline.errors import Fenced, GraphError, Unavailable
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks import KafkaSink
-from exactlyonce.sinks.kafka import letter_replay
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
@@ -114,7 +117,7 @@ def run(operator: BatchOperator, numbers: list[int]) -> tuple[list[int], list[An
     outputs: list[int] = []
     letters: list[Any] = []
     operator.downstream.append(lambda batch: outputs.extend(batch.records))
-    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", Notes())
     operator.dead_letters.listeners.append(lambda batch: letters.extend(batch.records))
     operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key(n) for n in numbers]))
     return outputs, letters
@@ -144,7 +147,7 @@ def test_a_state_that_was_changed_in_place_is_as_before() -> None:
     operator = OPERATORS["stateful_map"]()
     assert isinstance(operator, Stateful)
     numbers = [1, 3, 2, 6, 4]
-    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", Notes())
     operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key("ann")] * len(numbers)))
     assert operator.table.get(canonical_key("ann")) == Tally([1, 2, 4])
 
@@ -153,7 +156,7 @@ def test_a_reduction_goes_on_from_the_last_good_record() -> None:
     operator = Stateful("op", reduced, table(int), reduces=True)
     outputs: list[int] = []
     operator.downstream.append(lambda batch: outputs.extend(batch.records))
-    operator.dead_letters = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    operator.dead_letters = DeadLetterOutput("p", "op", "operator", Notes())
     numbers = [3, 1, 6, 2]  # the first of a key is its state: no function runs
     operator(Batch(numbers, [Coordinates("t", 0, n) for n in numbers], [canonical_key("ann")] * len(numbers)))
     assert outputs == [3, 4, 6]
@@ -184,7 +187,7 @@ def test_an_outage_makes_no_letter(kind: str, raised: Exception, error: type[Exc
 
 def test_a_letter_depends_on_the_record_alone() -> None:
     """Addresses of objects and folders of files differ between processes, sets have no order; long texts are cut."""
-    output = DeadLetterOutput("p", "op", "operator", lambda line: None)
+    output = DeadLetterOutput("p", "op", "operator", Notes())
     place = Coordinates("t", 0, 1)
     texts = [
         Reason.of(output.letter({"b", "a"}, place, ValueError(f"{object()} {'x' * 9_999}")).headers) for _ in range(2)
@@ -237,7 +240,7 @@ def test_a_letter_of_a_result_by_time_has_no_place_in_a_topic() -> None:
     result = origins_of("counts", [5], [1_700_000_000_123])
     (sent,) = BatchCodec(int).decode(BatchCodec(int).encode(Batch([1], result))).origins
     (kept,) = map(Coordinates, *coordinates_of([sent]))  # as an operator with state holds them
-    letter = DeadLetterOutput("p", "op", "operator", lambda line: None).letter(1, kept, ValueError())
+    letter = DeadLetterOutput("p", "op", "operator", Notes()).letter(1, kept, ValueError())
     reason = Reason.of(letter.headers)
     assert reason is not None
     assert (reason.upstream, reason.time) == ("counts", "2023-11-14T22:13:20.123Z")
@@ -246,7 +249,7 @@ def test_a_letter_of_a_result_by_time_has_no_place_in_a_topic() -> None:
     assert "on a result of operator 'counts' at 2023-11-14T22:13:20.123Z." in str(stopped)
     assert "--skip" not in str(stopped)
     assert stopped.facts == {"operator": "op"}
-    again = DeadLetterOutput("q", "in", "source", lambda line: None, {"t": lambda _: letter})
+    again = DeadLetterOutput("q", "in", "source", Notes(), {"t": lambda _: letter})
     outer = Reason.of(again.undecoded(Coordinates("t", 2, 7), ValueError(), "no").headers)
     assert outer is not None
     assert (outer.topic, outer.partition, outer.offset, outer.upstream) == ("t", 2, 7, "")
@@ -322,20 +325,12 @@ def test_what_a_letter_holds() -> None:
     graph = pipeline.build()
     holding = [id for id in ("in", "early", "kept", "late", "out", "copies") if inputs_at_hand(graph, graph.node(id))]
     assert holding == ["in", "early", "kept", "copies"]
-    inner = DeadLetterOutput(
-        "p", "a", "source", lambda line: None, {"t": lambda _: Record(b"1", headers=(("h", b"1"),))}
-    )
+    inner = DeadLetterOutput("p", "a", "source", Notes(), {"t": lambda _: Record(b"1", headers=(("h", b"1"),))})
     place = Coordinates("t", 0, 1)
     letter = inner.undecoded(place, ValueError("first"), "first")
-    outer = DeadLetterOutput("q", "b", "source", lambda line: None, {"t": lambda _: letter})
+    outer = DeadLetterOutput("q", "b", "source", Notes(), {"t": lambda _: letter})
     assert as_input(outer.undecoded(place, ValueError("second"), "second")) == letter
     assert as_input(letter).headers == (("h", b"1"),)
-
-
-def test_a_replay_sends_a_record_with_several_letters_once() -> None:
-    record: DeadLetter = Record(b"1", topic="t", partition=2, offset=7)
-    sent, first = letter_replay._once(None, record)
-    assert (first, letter_replay._once(sent, record)) == ([record], (True, []))
 
 
 def test_where_letters_may_not_go() -> None:
@@ -467,9 +462,9 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     kafka.produce(job.topic, [("k", b"\xff{")])
     job.finish_here()
     topic, letters = f"{job.name}-dead", assert_lettered(job, but={40})
-    assert f"{len(letters) + 1} dead letters: " in command("list", topic)
+    assert f"{len(letters) + 1} dead letters, {len(letters) + 1} open: " in command("list", topic)
     facts = [json.loads(line) for line in command("list", topic, "--operator", "orders", "--json").splitlines()]
-    assert [(each["offset"], each["key"], each["value"]) for each in facts] == [(40, "k", repr(b"\xff{"))]
+    assert [(each["offset"], each["key"], each["value"]) for each in facts] == [(40, "k", {"base64": "/3s="})]
     assert "the value is not Order in json" in command("show", topic, facts[0]["place"])
     again = [reason.offset or 0 for _, reason in letters if reason.can_return] + [40]
     left = len(letters) + 1 - len(again)
@@ -481,11 +476,140 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     given = kafka.read_committed(job.topic)
     whole = [(record.key, record.value, record.headers, record.partition) for record in given]
     assert Counter(whole[41:]) == Counter(whole[offset] for offset in again)
-    assert "that was not sent back before" in command("replay", topic)
+    assert "has no such open dead letter" in command("replay", topic)
+    shown = command("list", topic)
+    assert f"{len(letters) + 1 - left} replayed" in shown
+    assert f"{left} open" in shown
     assert len(kafka.read_committed(job.topic)) == len(given)
     assert "no dead letter at" in command("show", topic, "0:999", code=2)
     assert "is no place" in command("show", topic, "17", code=2)
     assert f"{job.name}-nowhere" in command("list", f"{job.name}-nowhere", code=2)
+
+
+def written(kafka: KafkaCluster, name: str, values: list[bytes], *operators: str) -> None:
+    """In NAME-dead, letters of records with *values* in NAME-in: of each, one by each of *operators*."""
+    kafka.create_topic(f"{name}-in")
+    kafka.create_topic(f"{name}-dead")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for offset, value in enumerate(values):
+        for operator in operators or ("orders",):
+            reason = Reason(
+                pipeline=name, operator=operator, kind="source", holds="input", topic=f"{name}-in",
+                partition=0, offset=offset, error="ValueError", message=f"no. {offset}",
+            )  # fmt: skip
+            producer.produce(f"{name}-dead", value, "k", 0, headers=[("h", b"1"), *reason.headers()])
+    assert not producer.flush(LIMIT_S)
+
+
+def values_in(kafka: KafkaCluster, topic: str) -> list[bytes | None]:
+    return [record.value for record in kafka.read_committed(topic)]
+
+
+def test_some_letters_are_sent_back_some_edited_and_some_discarded(
+    kafka: KafkaCluster, topic_name: str, command: Callable[..., str], tmp_path: Path
+) -> None:
+    """Each is open, replayed or discarded, and only open ones are sent."""
+    topic, sent = f"{topic_name}-dead", f"{topic_name}-in"
+    written(kafka, topic_name, [b"a", b"b", b"c", b"\xff", b"e"], "parse", "check")
+
+    def states() -> list[tuple[str, str]]:
+        facts = map(json.loads, command("list", topic, "--json").splitlines())
+        return [(fact["place"], fact["state"]) for fact in facts if fact["state"] != "open"]
+
+    chosen = "--match", "no. 1", "--operator", "check"
+    assert "1 open: check ValueError 1" in command("replay", topic, *chosen, "--dry-run")
+    assert states() == []
+    assert "1 record sent back" in command("replay", topic, *chosen)
+    assert values_in(kafka, sent) == [b"b"]
+    assert states() == [("0:3", "replayed")]
+    assert "1 dead letter of records that were sent back before" in command("replay", topic, "0:2")
+    assert values_in(kafka, sent) == [b"b"]
+    assert states() == [("0:2", "replayed"), ("0:3", "replayed")]
+    assert "is replayed already" in command("replay", topic, "0:3", code=2)
+    fact = json.loads(command("show", topic, "0:6", "--json"))
+    assert fact["value"] == {"base64": "/w=="}
+    assert fact["headers"] == [["h", "1"]]
+    (tmp_path / "edited").write_text(json.dumps({**fact, "value": "d"}))
+    command("replay", topic, "--value", str(tmp_path / "edited"))
+    assert values_in(kafka, sent) == [b"b", b"d"]
+    assert kafka.read_committed(sent)[-1].headers == (("h", b"1"),)
+    assert "say which letters" in command("discard", topic, code=2)
+    assert "There is no dead letter" in command("discard", topic, "0:77", code=2)
+    assert "1 dead letter of" in command("discard", topic, "0:0")
+    assert "There are no such dead letters" in command("list", topic, "--to", "2026-01-01T00:00:00Z")
+    assert "There are no such dead letters" in command("list", topic, "--partition", "1")
+    assert "8 dead letters of" not in command("discard", topic, "--from", "2026-01-01T00:00:00Z", "--dry-run")
+    command("replay", topic)
+    assert values_in(kafka, sent) == [b"b", b"d", b"a", b"c", b"e"]
+    assert {state for _, state in states()} == {"replayed", "discarded"}
+    assert "base64 /w==" in command("show", topic, "0:6")
+    assert "1 discarded" in command("list", topic)
+    assert "no such open dead letter" in command("replay", topic)
+
+
+def test_each_letter_is_sent_once_where_a_replay_dies_or_another_begins(
+    kafka: KafkaCluster, topic_name: str, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a replay has not committed is not seen; one that was overtaken sends nothing more."""
+    topic, sent = f"{topic_name}-dead", f"{topic_name}-in"
+    written(kafka, topic_name, [b"a", b"b", b"c"])
+    letters = Letters(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), topic)
+    dying = letters.ending()
+    with monkeypatch.context() as patched:
+        patched.setattr(LetterEndings, "_call", lambda self, name, *rest: (
+            getattr(self._producer, name)(*rest) if name == "begin_transaction" else None
+        ))  # fmt: skip
+        dying.end([*letters.all()][:2], REPLAYED)
+    assert [letter.state for letter in letters.all()] == ["open"] * 3
+    assert "3 records sent back" in command("replay", topic)
+    assert values_in(kafka, sent) == [b"a", b"b", b"c"]
+    with pytest.raises(Fenced, match="Another command on the letters of"):
+        dying._call("commit_transaction", LIMIT_S)
+    assert [letter.state for letter in letters.all()] == [REPLAYED] * 3
+
+
+def test_letters_sent_back_by_an_earlier_version_are_not_sent_again(
+    kafka: KafkaCluster, topic_name: str, command: Callable[..., str]
+) -> None:
+    """Its replays were pipelines, whose checkpoints say how far they came."""
+    topic, sent = f"{topic_name}-dead", f"{topic_name}-in"
+    written(kafka, topic_name, [b"a", b"b"])
+    pipeline = Pipeline(f"replay-{topic}")
+    earlier = pipeline.source("letters", KafkaSource(topic, value=bytes | None))
+    earlier.sink("to", KafkaSink(sent, create_partitions=None))
+    pipeline.run(bootstrap_servers=kafka.bootstrap_servers, until="latest", inline=True, log_level="error")
+    assert "2 replayed" in command("list", topic)
+    assert "no such open dead letter" in command("replay", topic)
+    assert values_in(kafka, sent) == [b"a", b"b"]
+
+
+class Timed(msgspec.Struct):
+    at: int
+
+
+def known(timed: Timed) -> Timed:
+    if timed.at % 10 == 7:
+        raise ValueError("unknown")
+    return timed
+
+
+def test_a_replay_says_how_many_records_would_come_late_and_asks(
+    kafka: KafkaCluster, topic_name: str, command: Callable[..., str]
+) -> None:
+    topic, sent = f"{topic_name}-dead", kafka.create_topic(f"{topic_name}-in")
+    kafka.produce(sent, [("k", msgspec.json.encode(Timed(at))) for at in (17, 1_000, 2_007, 1_007)], 0)
+    pipeline = Pipeline(topic_name)
+    read = pipeline.source("in", KafkaSource(sent, value=Timed, time="at", ahead=None, disorder="1s"))
+    times = read.map(known, id="known", on_error=DeadLetters(topic)).key_by(lambda timed: timed.at)
+    times.window(Tumbling("1s")).aggregate("counts", Count()).sink("out", KafkaSink(f"{topic_name}-out"))
+    pipeline.run(bootstrap_servers=kafka.bootstrap_servers, until="latest", inline=True, log_level="error")
+    facts = [json.loads(line) for line in command("list", topic, "--json").splitlines()]
+    assert sorted(fact["event_time"] for fact in facts) == [17, 1_007, 2_007]
+    shown = command("replay", topic, code=2)
+    assert "Of 3 records, 1 would come late" in shown, "1,007 is as old as the latest one less the disorder"
+    assert "has read up to 1970-01-01T00:00:01.006Z" in shown
+    assert len(values_in(kafka, sent)) == 4
+    assert "3 records sent back" in command("replay", topic, "--yes")
 
 
 @pytest.mark.exhaustive

@@ -77,6 +77,7 @@ def subtask_of(tables: list[Any], writer: Any, acks: list[Ack], channel: LocalCh
         inputs=[ChannelInput("in", channel, BatchCodec(str), lambda _: None)], outputs=[], fed=[],
         snapshots=Snapshots(operators, WorkerBlocks(writer), lambda message: acks.append(message.ack), monotonic_s),
         monotonic_s=monotonic_s,
+        processing_s=monotonic_s,
     )  # fmt: skip
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Callable
 from concurrent import futures
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 from enrich_pipelines import numbers
+from running import visible
 
 from exactlyonce import DeadLetters, Enriched, Pipeline, RecordError, Unavailable
 from exactlyonce.connectors import KafkaSource
@@ -21,10 +23,12 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.enriching import Enricher, Service
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import PART_SIZE_MAX, OrderRuns, answers_in, runs_of
 from exactlyonce.pipeline.enrich import Calls
-from exactlyonce.pipeline.errors import GraphError, Halt
+from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError, Halt
 from exactlyonce.sinks import KafkaSink
+from exactlyonce.testing.cluster import KafkaCluster
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +48,7 @@ def enriched(
     given: list[Batch] = []
     dead = None
     if letters is not None:
-        dead = DeadLetterOutput("p", "ask", "operator", lambda line: None)
+        dead = DeadLetterOutput("p", "ask", "operator", Notes())
         dead.listeners.append(lambda batch: letters.extend(batch.records))
     answers = answers or Answers()
     with closing(Service(fetch)) as service:
@@ -86,8 +90,119 @@ def test_a_call_is_made_again_after_errors_and_timeouts() -> None:
             await asyncio.Event().wait()
         return records
 
-    assert enriched(fetch, 1, 2, 3, timeout="50ms") == [(1, 1), (2, 2), (3, 3)]
-    assert sorted(calls) == [[1, 2]] * 3 + [[3]] * 3
+    assert enriched(fetch, 1, 2, 3, timeout="50ms", batch=1, in_flight=3) == [(1, 1), (2, 2), (3, 3)]
+    assert sorted(calls) == [[1]] * 3 + [[2]] * 3 + [[3]] * 3
+
+
+def test_a_call_that_fails_is_halved_before_any_retry_and_side_by_side_within_in_flight() -> None:
+    """Each call awaits a step of its own: what is halved one after the other would take as many steps as records."""
+    letters: list[Any] = []
+    calls: list[list[int]] = []
+    under_way = most = steps = 0
+
+    async def fetch(records: list[int]) -> list[int]:
+        nonlocal under_way, most, steps
+        under_way += len(records)
+        most, steps = max(most, under_way), steps + (under_way == len(records))
+        calls.append(records)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        under_way -= len(records)
+        if 37 in records:
+            raise ValueError("400 bad request")
+        return records
+
+    given = enriched(fetch, *range(100), letters=letters, batch=50, in_flight=60, retries=3)
+    assert [record for record, _ in given] == [record for record in range(100) if record != 37]
+    assert [letter.value for letter in letters] == [b"37"]
+    assert calls.count([37]) == 4
+    assert len(calls) <= 2 + 2 * 6 + 3, "two calls, two for each time that 50 are halved, and the retries"
+    assert most <= 60
+    calls.clear()
+    steps = 0
+
+    async def refuse(records: list[int]) -> list[int]:
+        with suppress(ValueError):
+            await fetch([*records, 37])
+        raise ValueError("400 bad request")
+
+    assert enriched(refuse, *range(64), letters=letters, batch=64, in_flight=128, retries=0) == []
+    assert len(letters) == 1 + 64
+    assert steps <= 8, "all of them fail in the steps that one of them takes"
+
+
+def test_a_call_is_not_repeated_or_divided_once_a_barrier_may_wait_too_long() -> None:
+    """It is an outage then, for which the job restarts. When restarts have not helped, what a record's own call says
+    counts."""
+    letters: list[Any] = []
+    calls: list[list[int]] = []
+
+    async def fetch(records: list[int]) -> list[int]:
+        calls.append(records)
+        raise ValueError("400 bad request")
+
+    short = Answers(repeats_for_s=0)
+    said = r"ValueError: 400 bad request.* on a call for 2 records, .* offset 0 is the first\. There was no time"
+    with pytest.raises(Unavailable, match=said):
+        enriched(fetch, 5, 6, letters=letters, answers=short)
+    assert (calls, letters) == ([[5, 6]], [])
+    short.asks_alone = True
+    assert enriched(fetch, 5, 6, letters=letters, answers=short) == []
+    assert (calls[1:], [letter.value for letter in letters]) == ([[5], [6]], [b"5", b"6"])
+
+
+def test_an_outage_of_a_call_for_many_names_no_record_and_one_of_a_record_alone_names_it() -> None:
+    async def fetch(records: list[int]) -> list[int]:
+        if 7 in records or 8 in records:
+            raise ConnectionResetError("gone")
+        return records
+
+    with pytest.raises(Unavailable, match=r"on a call for 4 records, of which .* offset 0 is the first") as raised:
+        enriched(fetch, 5, 6, 7, 8, batch=4, in_flight=4)
+    assert raised.value.facts == {"operator": "ask"}
+    alone = Answers(asks_alone=True)
+    said = r"offset 2\. .* 2 others of its batch got .* timeout=; .* --skip in:0:2"
+    with pytest.raises(Unavailable, match=said) as raised:
+        enriched(fetch, 5, 6, 7, 8, batch=4, in_flight=4, answers=alone)
+    assert raised.value.facts["offset"] == 2
+    with pytest.raises(Unavailable, match="no other record of its batch got an answer, either") as raised:
+        enriched(fetch, 7, 8, batch=4, in_flight=4, answers=alone)
+    assert "--skip" not in str(raised.value)
+
+
+@pytest.mark.exhaustive
+def test_a_run_finds_the_record_that_gets_no_answer_after_some_restarts(kafka: KafkaCluster, topic_name: str) -> None:
+    """The first two restarts repeat the calls as they were; then each record is asked about alone."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.create_topic(f"{topic_name}-out")
+    kafka.produce(f"{topic_name}-in", [(str(number), json.dumps(number)) for number in range(100)])
+    notes: list[str] = []
+    is_away = True
+
+    async def fetch(records: list[int]) -> list[int]:
+        if is_away and 37 in records:
+            raise TimeoutError("no answer")
+        return records
+
+    pipeline = Pipeline(topic_name)
+    numbers = pipeline.source("in", KafkaSource(f"{topic_name}-in", value=int))
+    asked = numbers.enrich("ask", fetch, output=int, retries=0)
+    asked.map(lambda pair: pair.answer, output=int).sink("out", KafkaSink(f"{topic_name}-out"))
+
+    def run(**restart: Any) -> None:
+        pipeline.run(
+            inline=True, until="latest", restart=restart, bootstrap_servers=kafka.bootstrap_servers,
+            on_event=lambda event: notes.append(event.get("text", "")),
+        )  # fmt: skip
+
+    with pytest.raises(ExactlyOnceError, match=r"gives up: .* offset 37\. .* others of its batch got .* --skip"):
+        run(strategy="fixed_delay", attempts=2, delay="10ms")
+    restarts = [note for note in notes if "restarting from" in note]
+    assert len(restarts) == 2
+    assert all("on a call for 50 records, of which" in note for note in restarts)
+    is_away = False
+    run(strategy="none")
+    assert len(visible(kafka, f"{topic_name}-out", 100)) == 100
 
 
 def test_an_outage_is_no_dead_letter_and_ends_the_other_calls() -> None:

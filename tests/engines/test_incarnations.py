@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from kafka_proxy import Fate, Fault, proxy_before
 from running import Job, no_decision_counts, stop
+
+from exactlyonce.connectors.kafka.client import can_reach
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import processes
+from exactlyonce.engines.local import run as module
+from exactlyonce.engines.local.run import Stopper, _is_stopped_within
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable
+
+API_VERSIONS, FETCH = 18, 1
 
 
 @pytest.mark.exhaustive
@@ -23,3 +36,78 @@ def test_incarnations_that_complete_checkpoints_never_use_up_the_strategy(job_of
     assert [event["incarnation"] for event in run.events if event["event"] == "started"] == [1, 2, 3, 4]
     job.finish_here()  # a stop may come before all that was fed is read
     job.assert_totals()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_start_waits_for_a_broker_that_is_away_and_leaves_a_silent_connection(
+    job_of: Callable[..., Job], tmp_path: Path
+) -> None:
+    """A connection is silent without an end where a router has forgotten it, here while the decisions are read."""
+    job = job_of("linear", "--broker-timeout", "10m")
+    job.feed(200)
+    with proxy_before(job.kafka, tmp_path) as proxy:
+        away = proxy.arm(Fault(API_VERSIONS, Fate.REQUEST_LOST, dark=True))
+        run = job.start(servers=proxy.bootstrap_servers)
+        noted = run.await_event(lambda event: "This run looks again until one answers" in event.get("text", ""))
+        assert "for 10m from its start, by broker_timeout (--broker-timeout)." in noted["text"]
+        assert away.met.is_set()
+        proxy.heal()
+        run.await_checkpoint()
+        stop(run)
+        job.feed(200)
+        silent = proxy.arm(Fault(FETCH, Fate.ANSWER_LATE))
+        run = job.start(servers=proxy.bootstrap_servers)
+        run.await_event(lambda event: "This run looks again until one answers" in event.get("text", ""))
+        assert silent.met.is_set()
+        assert not silent.arrived.is_set(), "its answer never comes"
+        run.await_checkpoint()
+        stop(run)
+        proxy.disarm(silent)
+    job.assert_totals()
+
+
+@pytest.mark.exhaustive
+def test_a_start_gives_up_at_its_timeout_and_a_stop_ends_its_wait(job_of: Callable[..., Job]) -> None:
+    job = job_of("linear")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    waiting = job.start("--broker-timeout", "10m", servers=nobody)
+    ended = job.start("--broker-timeout", "1ms", servers=nobody)
+    assert ended.wait() == 4
+    assert "looks again" not in ended.said
+    waiting.await_event(lambda event: "This run looks again until one answers" in event.get("text", ""))
+    waiting.process.terminate()
+    assert waiting.wait() == 9
+    assert "Stopped, as asked for, before anything ran. Nothing is lost." in waiting.said
+
+
+def test_the_pause_before_an_incarnation_ends_once_a_broker_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only brokers that were away meanwhile shorten it: others have another reason not to answer."""
+    reached = [True, False, False, True, True]
+    monkeypatch.setattr(module, "REACH_INTERVAL_MS", 1)
+    monkeypatch.setattr(module, "can_reach", lambda _: reached.pop(0))
+    stopper, client = Stopper(), ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
+    away = BrokerUnavailable("no broker answers")
+    assert not _is_stopped_within(3_600_000, away, client, stopper)
+    assert reached.pop(), "one look is left"
+    assert not _is_stopped_within(5, StorageUnavailable("S3 does not answer"), client, stopper), "and asks no broker"
+    stopper.stop()
+    assert _is_stopped_within(3_600_000, away, client, stopper)
+
+
+def test_a_broker_can_be_reached_if_one_address_takes_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert can_reach(ClientConfig({"bootstrap.servers": f"127.0.0.1:1,PLAINTEXT://127.0.0.1:{port}"}))
+    assert not can_reach(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}))
+
+
+def test_a_start_waits_longer_under_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = RunOptions(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}))
+    assert options.start_timeout_ms(is_supervised=True) > options.start_timeout_ms(is_supervised=False) > 8_000
+    for name in processes._SUPERVISORS:
+        monkeypatch.delenv(name, raising=False)
+    assert not processes.is_supervised()
+    monkeypatch.setenv("INVOCATION_ID", "1f2e")
+    assert processes.is_supervised()

@@ -1,4 +1,4 @@
-"""An input topic that is deleted, made anew or truncated under a pipeline stops it; nothing is skipped in silence."""
+"""A topic that is deleted, made anew or truncated under a pipeline stops it; nothing is skipped in silence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from running import Job, Run
+from running import Job, Run, visible
 from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -71,6 +71,28 @@ def test_a_topic_that_is_deleted_under_an_idle_job(which: str, kafka: KafkaClust
     halted(run, f"{'Topic' if which == 'input' else 'Output topic'} '{topic}' was deleted")
     if which == "output":
         assert "created topic" not in job.finish_here(code=HALTED)
+
+
+def test_an_output_that_is_made_anew_between_two_runs(kafka: KafkaCluster, job_of: JobOf) -> None:
+    """Every start halts until the user accepts the new topic; then the run goes on into it, and stays there."""
+    job = job_of("linear")
+    job.feed(50)
+    job.finish_here()
+    out = f"{job.name}-out"
+    delete(kafka, out)
+    kafka.create_topic(out)
+    lost = len(job.fed)
+    job.feed(30)
+    for _ in range(2):
+        said = job.finish_here(code=HALTED)
+        assert f"Output topic '{out}' was deleted and created again since checkpoint" in said
+        assert f"--accept-new-output {out}" in said
+    assert f"Output topic '{out}' was deleted and created again" in job.command("doctor", job.name, "--json", code=1)
+    assert "writes to no such topic" in job.finish_here("--accept-new-output", "other", code=2)
+    assert "that is accepted" in job.finish_here("--accept-new-output", out)
+    job.feed(20)
+    job.finish_here()
+    assert len(visible(kafka, out, len(job.fed) - lost)) == len(job.fed) - lost
 
 
 def cut(cluster: OwnCluster, topic: str) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -13,12 +18,13 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import IterableSource
 from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.engines.local.inputs import TICK_S, Slices, SourceInput, SourceTrigger
-from exactlyonce.engines.local.pace import GATHER_S, Pace, slice_pace
+from exactlyonce.engines.local.pace import ALIGNED, GATHER_S, Pace, slice_pace
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 
@@ -104,7 +110,7 @@ def source(has: int) -> tuple[SourceInput, Few, list[float]]:
     reader = Few(has, lambda: now[0])
     decoder = SourceDecoder("in", cast("Readable", Numbers()))
     slices = Slices(slice_pace(), lambda: now[0])
-    read = SourceInput("in", cast("SourceReader", reader), decoder, lambda _: None, Activity(), slices)
+    read = SourceInput("in", cast("SourceReader", reader), decoder, lambda _: None, Activity(lambda: now[0]), slices)
     return read, reader, now
 
 
@@ -140,7 +146,7 @@ def timed(items: list[int], positions: int = 1) -> tuple[SourceInput, list[float
     reader.open()
     slices = Slices(Pace(0.1, 2, 2), lambda: now[0])
     decoder = SourceDecoder("in", description, before=starts)
-    return SourceInput("in", reader, decoder, lambda _: None, Activity(), slices), now
+    return SourceInput("in", reader, decoder, lambda _: None, Activity(lambda: now[0]), slices), now
 
 
 def test_a_watermark_follows_each_batch_and_sn_has_the_floor() -> None:
@@ -151,9 +157,9 @@ def test_a_watermark_follows_each_batch_and_sn_has_the_floor() -> None:
         read.triggers.append(SourceTrigger(Barrier(7, 6), False, ()))
         read.next(2)
         told.append(read.processed())
-    assert taken == [[10, 5], [NO_FLOOR, 8], [20, 21], None, [22], None]
+    assert taken == [[10, 5], [NO_FLOOR, 7], [20, 21], None, [22], None]
     assert batch is None
-    assert told == [Watermark(8), Watermark(19), Watermark(20)]
+    assert told == [Watermark(7), Watermark(18), Watermark(19)]
     assert [position.floor for position in read.noted[7]] == [20]
 
 
@@ -170,14 +176,14 @@ def test_the_watermark_of_an_ended_source_follows_the_clock_after_a_while() -> N
     (read, now), told = timed([10, 11, 12]), []
     while isinstance(read.next(2), Batch):
         told.append(read.processed())
-    assert told == [Watermark(9), Watermark(10)]
+    assert told == [Watermark(8), Watermark(9)]
     now[0] += TICK_S
-    assert read.next(2) == Watermark(10, idle=True)
+    assert read.next(2) == Watermark(9, idle=True)
     now[0] += 9
     assert read.next(2) is None
     for elapsed_ms in (10_000, 11_000):
         now[0] += 1
-        assert read.next(2) == Watermark(10 + elapsed_ms, idle=True)
+        assert read.next(2) == Watermark(9 + elapsed_ms, idle=True)
     waiting, now = timed([10], positions=0)
     assert waiting.next(2) == Watermark(NO_WATERMARK, idle=True)
     assert waiting.next(2) is None
@@ -191,3 +197,50 @@ def test_a_barrier_notes_all_that_was_handed_out_before_it() -> None:
         handed_out = read.records
         assert read.next(10) == Barrier(checkpoint, checkpoint - 1)
         assert [position.offset for position in read.noted[checkpoint]] == [handed_out]
+
+
+def test_a_wait_for_a_processor_does_not_shrink_a_slice_and_idle_splits_go_by_the_clock() -> None:
+    """The size of a slice goes by the time that the work took; gathering and idleness go by the time that passes."""
+    now, worked = [100.0], [0.0]
+    decoder = SourceDecoder("in", cast("Readable", Numbers()))
+    reader = Few(10_000, lambda: now[0])
+    slices = Slices(slice_pace(), lambda: worked[0])
+    read = SourceInput("in", cast("SourceReader", reader), decoder, lambda _: None, Activity(lambda: now[0]), slices)
+    for _ in range(12):
+        batch = read.next(10_000)
+        assert isinstance(batch, Batch)
+        worked[0] += len(batch.records) * 0.0001
+        now[0] += 5.0  # it is away from the processor meanwhile
+        read.processed()
+    assert slices.pace.size == pytest.approx(ALIGNED.slice_s / 0.0001, rel=0.01)
+    reader.has = 0
+    assert read.next(1_000) is None
+    assert read.due_s == now[0] + GATHER_S
+
+
+def test_the_time_of_processing_stands_still_while_a_thread_waits_for_a_processor() -> None:
+    """Beside a busy process on the same processor, the monotonic time moves on alone; a sleep counts in full."""
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("this system does not tell how long a thread waits for a processor")
+    clock, limit_s, away_s = SystemClock(), time.monotonic() + 60, 0.0
+    before, processor = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    program = "print(flush=True)\nwhile True: pass"
+    busy = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        os.sched_setaffinity(busy.pid, {processor})
+        os.sched_setaffinity(0, {processor})
+        began_s, worked_s = time.monotonic(), clock.processing_s()
+        last_s = worked_s
+        while away_s < 0.05:
+            assert time.monotonic() < limit_s
+            before_s, last_s = last_s, clock.processing_s()
+            assert before_s <= last_s
+            away_s = (time.monotonic() - began_s) - (last_s - worked_s)
+        time.sleep(0.05)
+        assert clock.processing_s() - last_s >= 0.049
+    finally:
+        os.sched_setaffinity(0, before)
+        busy.kill()
+        busy.wait()

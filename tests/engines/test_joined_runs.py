@@ -23,7 +23,7 @@ BEGIN_MS = 1_790_000_000_000
 TABLES = """
     create table {side} as
     select *, max(ts) over (partition by partition order by "offset" rows between unbounded preceding and 1 preceding)
-              - 2000 as floor
+              - 2001 as floor
     from {side}_read;
     create table {side}_late as select * from {side} where {last} <= floor;
     delete from {side} where {last} <= floor;

@@ -64,12 +64,12 @@ def arrived(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
     """The records with the watermark after each; a side is one partition."""
     greatest = dict.fromkeys("lr", NO_WATERMARK)
     for number, (side, key, time, deletes) in enumerate(arrivals):
-        floor = NO_FLOOR if greatest[side] == NO_WATERMARK else greatest[side] - disorder
+        floor = NO_FLOOR if greatest[side] == NO_WATERMARK else greatest[side] - disorder - 1
         greatest[side] = max(greatest[side], time)
         lowest = min(greatest.values())
         value = None if deletes and side == "r" else number
         record = Arrived(side, key, time, value, number, floor)
-        yield record, NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
+        yield record, NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder - 1
 
 
 @dataclass
@@ -201,6 +201,7 @@ JOINS = [
     *(AsOf(keep, how) for keep, how in (("0s", "left"), ("25ms", "inner"), ("1s", "left"))),
     *(WindowJoin(Tumbling("20ms"), how) for how in ("inner", "left", "right", "full")),
     WindowJoin(Hopping("50ms", every="20ms"), "full"), WindowJoin(Session("15ms"), "full"),
+    WindowJoin(Session("15ms", wait="15ms"), "full"),
 ]  # fmt: skip
 ARRIVALS = st.lists(
     st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),

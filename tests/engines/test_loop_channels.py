@@ -117,6 +117,7 @@ class Head:
             fed=[self.loop],
             snapshots=Snapshots(operators, blocks, lambda message: None, self.now_s),
             monotonic_s=self.now_s,
+            processing_s=self.now_s,
             restored=self.restored(restored),
         )
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -12,12 +15,14 @@ from run_figures import CHECKPOINT, progress
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.local.messages import WatermarkOf
+from exactlyonce.engines.local.monitoring import serving as module
 from exactlyonce.engines.local.monitoring.health import STANDBY, STUCK_S, WAITING, Health
 from exactlyonce.engines.local.monitoring.metrics import METRICS, Metrics
-from exactlyonce.engines.local.monitoring.serving import Asked, serving
+from exactlyonce.engines.local.monitoring.serving import CLIENTS_MAX, Asked, serving
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.event_time import END_OF_TIME
+from exactlyonce.testing.cluster import LIMIT_S
 
 
 def scraped(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -167,6 +172,42 @@ def test_answers_over_http() -> None:
             pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1)
+
+
+def test_slow_clients_have_no_threads_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends a byte now and then is cut off. One more than there may be takes the oldest one's place."""
+    health, limit_s = Health(CheckpointSettings()), time.monotonic() + LIMIT_S
+    monkeypatch.setattr(module, "REQUEST_S", 0.2)
+    with serving("127.0.0.1", 0, {"/live": health.answer_live}) as port:
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as slow, suppress(ConnectionError):
+            while time.monotonic() < limit_s:
+                slow.sendall(b"G")
+                slow.settimeout(0.02)
+                with suppress(TimeoutError):
+                    assert slow.recv(1) == b""
+                    break
+        assert time.monotonic() < limit_s
+        monkeypatch.setattr(module, "REQUEST_S", LIMIT_S)
+        before = threading.active_count()
+        with ExitStack() as stack:
+            for _ in range(CLIENTS_MAX + 20):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT_S))
+            with urlopen(f"http://127.0.0.1:{port}/live") as response:
+                assert response.read().startswith(b"recovering")
+            while threading.active_count() > before + CLIENTS_MAX:
+                assert time.monotonic() < limit_s, "the threads of those that were cut off end"
+                time.sleep(0.01)
+
+
+def test_answers_are_neither_embedded_nor_guessed() -> None:
+    health = Health(CheckpointSettings())
+    with (
+        serving("127.0.0.1", 0, {"/live": health.answer_live}) as port,
+        urlopen(f"http://127.0.0.1:{port}/live") as response,
+    ):
+        headers = response.headers
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; frame-ancestors 'none'")
+    assert (headers["X-Content-Type-Options"], headers["X-Frame-Options"]) == ("nosniff", "DENY")
 
 
 @pytest.mark.parametrize(

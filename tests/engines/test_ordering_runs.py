@@ -26,7 +26,7 @@ def floored(job: Job) -> Iterator[tuple[Committed, dict[str, Any], int]]:
         click = json.loads(record.value or b"")
         before = greatest.get(record.partition, click["at"])
         greatest[record.partition] = max(before, click["at"])
-        yield record, click, before - DISORDER_MS
+        yield record, click, before - DISORDER_MS - 1
 
 
 def accepted(job: Job) -> tuple[dict[str, list[Any]], list[int]]:

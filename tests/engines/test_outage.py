@@ -105,7 +105,7 @@ def decoder_of(fails: Callable[[bytes], Any], pauses: Pauses, *, metadata: bool 
     make: Any = KafkaSource  # its overloads know True and False, and no bool
     codec = Codec[int]("ids", int, lambda number: b"%d" % number, decode)
     source = make("orders", value=codec, on_error="skip", metadata=metadata)
-    return SourceDecoder("orders", source, lambda line: None, sleep=pauses.sleep)
+    return SourceDecoder("orders", source, sleep=pauses.sleep)
 
 
 @pytest.mark.parametrize("name", BAD_RECORDS)

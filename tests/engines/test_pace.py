@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, Channel, LocalChannel, SocketChannel
-from exactlyonce.engines.local.pace import Pace, slice_pace
+from exactlyonce.engines.local.inputs import ChannelInput
+from exactlyonce.engines.local.pace import ALIGNED, IN_FLIGHT_MIN, Pace, slice_pace
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.operators import Map
 from exactlyonce.engines.runtime.signals import Barrier
 
@@ -95,6 +96,29 @@ def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
     reader.took(0, 5)
     exchange()
     assert writer.room == 0
+
+
+@pytest.mark.parametrize("away_s", [0.01, 0.6, 5.0])
+def test_a_channel_whose_round_trip_is_long_comes_to_its_pace(away_s: float) -> None:
+    """The window of a channel grows with each round trip, however long a busy machine takes for it, and not beyond the
+    records that its reader processes in the bound of time."""
+    now_s, codec, channel = [0.0], BatchCodec(Number), LocalChannel()
+    source = ChannelInput("in", channel, codec, lambda _: None, now_s=lambda: now_s[0])
+
+    def round_trips(count: int, record_s: float) -> int:
+        for number in range(count):
+            channel.send(codec.encode(numbers(number, source.window)), source.window)
+            while channel.waits or source.slices.rest is not None:
+                taken = source.next(source.window)
+                assert isinstance(taken, Batch)
+                now_s[0] += len(taken.records) * record_s
+                source.processed()
+            now_s[0] += away_s
+        return source.window
+
+    assert round_trips(1, 0.001) == 2 * IN_FLIGHT_MIN
+    assert round_trips(12, 0.001) == pytest.approx(ALIGNED.in_flight_s / 0.001, rel=0.01)
+    assert round_trips(12, 0.01) == pytest.approx(ALIGNED.in_flight_s / 0.01, rel=0.05)
 
 
 def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:

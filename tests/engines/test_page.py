@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,6 +41,9 @@ class Clock:
         return self._now_ms
 
     monotonic_ms = now_ms
+
+    def processing_s(self) -> float:
+        return self.now_ms() / 1000
 
 
 @pytest.fixture
@@ -123,18 +129,54 @@ def test_the_bottleneck_is_named(page: Page) -> None:
     assert page.state()["cause"] == "worker 1: store 'shop' is away", "a wait explains more than a cost"
 
 
+def test_a_store_that_does_not_answer_is_named_before_the_first_incarnation(health: Health) -> None:
+    pipeline = Pipeline("totals")
+    pipeline.source("words", KafkaSource("words", value=str)).sink("out", KafkaSink("out"))
+    page = Page(plan(pipeline.build(), 1), health, Clock())
+    page.turned("recovering")
+    page.event({"event": "step", "step": "asks", "at_ms": 0, "whom": "the store of sink 'out'"})
+    assert page.state()["cause"] == "no answer yet from the store of sink 'out', after 20.0 s"
+    page.event({"event": "started", "incarnation": 1, "at_ms": 0})
+    assert page.state()["cause"] == ""
+
+
+def test_figures_have_an_age_while_a_source_waits(page: Page) -> None:
+    """The fake clock goes on by 10 s at each look."""
+    page.progress(progress(0, 1))
+    first = page.state()
+    assert first["at_ms"] - first["as_of_ms"] <= 20_000
+    page.progress(progress(0, 1, waiting=["a broker is away"]))
+    second = page.state()
+    assert second["as_of_ms"] < second["at_ms"] - 20_000
+
+
+def test_the_policy_names_the_one_script_of_the_page(page: Page) -> None:
+    """No other script runs: the page has no handlers in attributes."""
+    answer = page.paths["/"](Asked({}, ""))
+    script = answer.body.split(b"<script>")[1].split(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in answer.policy
+    assert answer.body.count(b"<script") == 1
+    assert re.search(rb"<[^>]*\son\w+=", answer.body.split(b"<script>")[0]) is None
+
+
 def test_who_holds_the_watermark_back(page: Page) -> None:
-    """The lowest of the workers that expect records."""
+    """The lowest of the workers that expect records; late records are shown against all that came."""
     of_workers = [WatermarkOf(5, True), WatermarkOf(9, False), WatermarkOf(7, False, "words[1]")]
     for worker, watermark in enumerate(of_workers):
-        page.progress(progress(worker, 1, watermarks={"words": watermark}, late={"words": worker}))
-    page.progress(progress(3, 1, watermarks={"by-length": WatermarkOf(NO_WATERMARK, False)}))
+        page.progress(progress(worker, 1, watermarks={"words": watermark}))
+    counts = WatermarkOf(6, False)
+    for worker in range(2):
+        operators = {"counts": (0.1, 5)}
+        page.progress(progress(3 + worker, 1, watermarks={"counts": counts}, late={"counts": 2}, operators=operators))
+    page.progress(progress(5, 1, watermarks={"by-length": WatermarkOf(NO_WATERMARK, False)}))
     state = page.state()
     assert state["watermarks"] == [
-        {"id": "words", "at_ms": 7, "held_back_by": "words[1]", "late": 3},
-        {"id": "by-length", "at_ms": None, "held_back_by": "", "late": 0},
+        {"id": "words", "at_ms": 7, "held_back_by": "words[1]", "late": 0, "came": 0},
+        {"id": "counts", "at_ms": 6, "held_back_by": "", "late": 4, "came": 10},
+        {"id": "by-length", "at_ms": None, "held_back_by": "", "late": 0, "came": 0},
     ]
-    assert sum(each["lag"] for each in state["partitions"]) == 4 * 9
+    assert sum(each["lag"] for each in state["partitions"]) == 6 * 9
 
 
 def test_what_is_wrong_comes_first(page: Page) -> None:

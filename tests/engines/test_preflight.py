@@ -1,7 +1,8 @@
-"""The brokers' word on an input topic at a checkpoint, and what follows from it where they do not agree."""
+"""The brokers' word on a topic at a checkpoint or a start, and what follows from it where they do not agree."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,13 @@ import msgspec
 import pytest
 from blank_manifest import blank_manifest
 
-from exactlyonce.checkpoint.records.manifest import MarkedPlace, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, MarkedPlace, Output, RecordPlace, SourceOffset
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, OF_LIBRARY
 from exactlyonce.connectors.kafka.topics import Topic
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, OutputTopics
 from exactlyonce.pipeline.errors import ConfigError, Halt
+from exactlyonce.sinks import KafkaSink
 
 KNOWN = Topic("orders", "old", 2)
 AFTER = (SourceOffset("in", "orders", "old", 0, 7), SourceOffset("in", "orders", "old", 1, 9))
@@ -92,3 +95,103 @@ def test_a_skip_finds_its_split_by_the_mark() -> None:
         ConfigError, match=rf"no checkpoint has split 1 of .*It is 'b' now.*--skip file:/in:1:3@{new.mark}"
     ):
         list(inputs.settled(newest, [RecordPlace("file:/in", 1, 3)], notes.append))
+
+
+class Described:
+    """The topics of a cluster."""
+
+    def __init__(self, *topics: Topic) -> None:
+        self.by_name = {topic.name: topic for topic in topics}
+
+    def describe(self, names: Iterable[str]) -> dict[str, Topic]:
+        return {name: self.by_name[name] for name in names}
+
+    def create(self, name: str, *, partitions: int) -> None:
+        self.by_name[name] = Topic(name, "created", partitions)
+
+
+def begun(*, written: Output, there: Topic | None, accepted: tuple[str, ...] = (), checkpoint: int = 5) -> list[str]:
+    """The notes of a run that begins after a checkpoint with the output *written*, where *there* is the topic now."""
+    topics: Any = Described(*([there] if there else []))
+    sink: Any = KafkaSink("totals", create_partitions=2)
+    outputs = OutputTopics(topics, {"out": sink}, dict(topics.by_name), accepted)
+    notes = list[str]()
+    outputs.create_missing(blank_manifest(checkpoint=checkpoint, sinks=(written,)), notes.append)
+    assert outputs.known == (Output("out", "totals", 2, topics.by_name["totals"].topic_id),)
+    return notes
+
+
+def test_an_output_that_was_made_anew_between_two_runs() -> None:
+    """A topic with another id than the checkpoint's is a halt with the choices, until the user accepts it."""
+    written, other = Output("out", "totals", 2, "old"), Topic("totals", "new", 2)
+    for there, how in ((other, "was deleted and created again"), (None, "was deleted")):
+        with pytest.raises(Halt, match=rf"'totals' {how} since checkpoint 5.*\n.*--accept-new-output totals.*reset p"):
+            begun(written=written, there=there)
+    assert begun(written=written, there=msgspec.structs.replace(other, topic_id="old")) == []
+    (accepted,) = begun(written=written, there=other, accepted=("totals",))
+    assert accepted == "topic totals is not the one that checkpoint 5 has written to: that is accepted"
+    (created,) = begun(written=written, there=None, accepted=("totals",))
+    assert created == "sink out: created topic totals with 2 partitions"
+
+
+def test_an_output_of_which_nothing_is_known() -> None:
+    """A checkpoint of an earlier version takes the topic that is there, and so does one before the first output."""
+    other = Topic("totals", "new", 2)
+    assert begun(written=Output("out", "totals", 2), there=other) == []
+    assert begun(written=Output("out", "totals", 2, "old"), there=other, checkpoint=0) == []
+    assert begun(written=Output("old", "elsewhere", 2, "old"), there=other) == []
+
+
+def settled(
+    newest: Manifest | None, given: str | None = None, setting: str | None = None, **changes: Any
+) -> tuple[str, list[str]]:
+    """The partitioner of the output of a pipeline that goes on from *newest*, and the notes."""
+    nobody: Any = None
+    sink: Any = KafkaSink("totals", key=str, partitioner=given)
+    outputs = OutputTopics(nobody, {"out": sink}, {}, **{"by_key": ["out"], "setting": setting, **changes})
+    notes = list[str]()
+    outputs.settle_partitioners(newest, notes.append)
+    return outputs.partitioners["out"], notes
+
+
+OLDER = blank_manifest(checkpoint=5, sinks=(Output("out", "totals", 4),))
+"""Of a version that wrote no partitioner."""
+
+
+def test_a_new_output_has_javas_partitioner_or_the_chosen_one() -> None:
+    """The sink's own wins over the client's setting; a sink that now writes to another topic begins a new output."""
+    elsewhere = blank_manifest(sinks=(Output("out", "old-totals", 4, partitioner=OF_LIBRARY),))
+    for newest in (None, elsewhere):
+        assert settled(newest) == (DEFAULT, [])
+        assert settled(newest, setting="fnv1a") == ("fnv1a", [])
+        assert settled(newest, "murmur2", "fnv1a") == ("murmur2", [])
+
+
+def test_an_output_keeps_the_partitioner_of_its_manifests() -> None:
+    newest = blank_manifest(sinks=(Output("out", "totals", 4, partitioner="fnv1a"),))
+    assert settled(newest) == settled(newest, "fnv1a") == settled(newest, setting="fnv1a") == ("fnv1a", [])
+    for chosen in ({"given": DEFAULT}, {"setting": DEFAULT}):
+        with pytest.raises(ConfigError, match=r"by fnv1a.*by murmur2_random.*(?s:.*)another id for the sink"):
+            settled(newest, **chosen)
+
+
+def test_an_output_of_an_older_version_keeps_the_librarys_partitioner_and_says_so() -> None:
+    """Unless the setting has named another one all along; its next manifest names it, so nothing is said again."""
+    partitioner, (note,) = settled(OLDER)
+    assert (partitioner, note.partition(":")[0]) == (OF_LIBRARY, "sink out")
+    assert "keeps the partitioner consistent_random" in note
+    assert settled(OLDER, setting=DEFAULT) == (DEFAULT, [])
+    newer = blank_manifest(checkpoint=6, sinks=(Output("out", "totals", 4, partitioner=OF_LIBRARY),))
+    assert settled(newer) == (OF_LIBRARY, [])
+    with pytest.raises(ConfigError, match="by consistent_random"):
+        settled(OLDER, DEFAULT)
+
+
+def test_an_output_without_keys_takes_any_partitioner() -> None:
+    assert settled(OLDER, DEFAULT, by_key=()) == (DEFAULT, [])
+    assert settled(OLDER, by_key=()) == (OF_LIBRARY, [])
+
+
+def test_an_unknown_partitioner_in_the_settings_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'mine' is unknown"):
+        settled(None, setting="mine")

@@ -196,6 +196,19 @@ def test_windows_are_written_anew_by_key_with_all_watermarks(
         require_readable(windows(max_parallelism, "20s"), newest, storage)
 
 
+def test_a_savepoint_within_a_firing_goes_on_where_it_was(tmp_path: Path, storage: Any, restoring: Any) -> None:
+    """It has no place in the key groups of another number."""
+    times = SavedTimes("tumbling=10000", dict.fromkeys(range(128), -5), {7: (-1, b"ann")})
+    operator = SavedOperator("counts", "int", times=times)
+    given = Given(msgspec.structs.replace(saved(("right",), ()), operators=(operator,)), [])
+    url = export(given, f"file://{tmp_path}")
+    restored = restoring(url, windows(), 3).write(0, 1)
+    newest = blank_manifest(operators=restored.operators, max_parallelism=128)
+    assert kept_state(newest, "counts", storage).times() == times
+    with pytest.raises(ConfigError, match="different times in different key groups"):
+        restoring(url, windows(24))
+
+
 def test_windows_that_do_not_fit(tmp_path: Path, restoring: Any) -> None:
     url, _ = exported_windows(tmp_path, {0: 7})
     with pytest.raises(StateIncompatible, match=r"tumbling=10000, .* tumbling=20000.* --allow-dropped-state"):

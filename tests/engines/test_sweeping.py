@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
+from blank_manifest import blank_committable, blank_manifest
+from confluent_kafka import Producer
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 from waiting import until
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.records.committable import Written
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Failure
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import sweep
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
-from exactlyonce.connectors.kafka.log import Log
+from exactlyonce.connectors.kafka.log import HELD, Log
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undetermined
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Fenced, Halt, Undetermined
 from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -141,3 +149,121 @@ def test_a_heartbeat_whose_outcome_is_unknown_ends_the_incarnation(
     monkeypatch.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
     with pytest.raises(Undetermined, match="is not known"):
         connections.drive(act(connections.leader))
+
+
+# --- a run that fails -------------------------------------------------------------------------------------------------
+
+BAD = Failure(3, "A record is bad.", "t:0:1")
+
+
+@contextmanager
+def opened(kafka: Any, transactional_id: str, topic: str) -> Iterator[Callable[[], str]]:
+    """An open transaction with a record in *topic*; the function tells its state."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": transactional_id})
+    producer.init_transactions(LIMIT_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"1", partition=0)
+    assert producer.flush(LIMIT_S) == 0
+    with closing(Transactions(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))) as transactions:
+        yield lambda: state.state if (state := transactions.describe([transactional_id])[transactional_id]) else ""
+
+
+def _is_aborted(state: Callable[[], str]) -> bool:
+    return state() == "CompleteAbort"
+
+
+def soon(connections: PipelineConnections) -> int:
+    return connections.clock.monotonic_ms() + round(LIMIT_S * 1000)
+
+
+def test_a_run_that_fails_aborts_what_nothing_has_decided(
+    kafka: Any, connections: PipelineConnections, monkeypatch: Any
+) -> None:
+    """Nothing is aborted while the outcome of an append is unknown, for a decision may name it."""
+    name, leader = connections.pipeline, connections.leader
+    incarnation = leader.incarnation.incarnation
+    with opened(kafka, f"eo:{name}:out:0:{incarnation}.0:0", f"{name}-out") as state:
+        with monkeypatch.context() as patched:
+            patched.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
+            with pytest.raises(Undetermined):
+                connections.drive(leader.fail(BAD, soon(connections)))
+        assert state() == "Ongoing"
+        connections.drive(leader.fail(BAD, soon(connections)))
+        assert state() == "CompleteAbort"
+    life = read_history(connections.client, name).newest_incarnation
+    assert life is not None
+    assert (life.exit_code, life.failure, life.skip, life.ended) == (*BAD, True)
+
+
+def test_a_run_that_fails_leaves_what_is_decided(
+    kafka: Any, connections: PipelineConnections, monkeypatch: Any
+) -> None:
+    """A decided transaction that is not known to be committed stays open for the next run."""
+    name, leader = connections.pipeline, connections.leader
+    first, second = (f"eo:{name}:out:0:{leader.incarnation.incarnation}.0:{slot}" for slot in range(2))
+    decided = blank_committable(transactional_id=first, written=(Written(f"{name}-out", 0, 0, 1),))
+    unfinalized = blank_manifest(pipeline=name, committables=(decided,))
+    with opened(kafka, first, f"{name}-out") as kept, opened(kafka, second, f"{name}-out") as aborted:
+        with monkeypatch.context() as patched:
+            patched.setattr(History, "unfinalized", unfinalized)
+            connections.drive(leader.fail(BAD, soon(connections)))
+        assert (kept(), aborted()) == ("Ongoing", "CompleteAbort")
+
+
+def test_a_run_that_fails_after_it_was_taken_over_aborts_and_says_nothing(
+    kafka: Any, connections: PipelineConnections
+) -> None:
+    name, leader = connections.pipeline, connections.leader
+    with opened(kafka, f"eo:{name}:out:0:{leader.incarnation.incarnation}.0:0", f"{name}-out") as state:
+        physical, options = plan(load_reference(connections._reference).build(), 1), connections._options
+        newer = PipelineConnections(physical, options, lambda _: None, lambda *_: None, connections._reference)
+        with closing(newer):
+            newer.look()
+            newer.begin()
+            with pytest.raises(Fenced):
+                connections.drive(leader.fail(BAD, soon(connections)))
+            assert state() == "Ongoing"
+            newer.drive(newer.leader.recover())
+            assert state() == "CompleteAbort"
+    assert [life.exit_code for life in read_history(connections.client, name).incarnations.values()] == [0, 0]
+
+
+def test_a_run_that_cannot_recover_says_why(connections: PipelineConnections, monkeypatch: Any) -> None:
+    """A halt at the start is known to all, as one in the middle."""
+    physical, options = plan(load_reference(connections._reference).build(), 1), connections._options
+    newer = PipelineConnections(physical, options, lambda _: None, lambda *_: None, connections._reference)
+    with closing(newer):
+        newer.look()
+
+        def recover() -> ask.Procedure[None]:
+            raise Halt("Input is missing.")
+            yield
+
+        monkeypatch.setattr(newer.leader, "recover", recover)
+        with pytest.raises(Halt):
+            newer.recover()
+    life = read_history(connections.client, connections.pipeline).newest_incarnation
+    assert life is not None
+    assert (life.exit_code, life.failure, life.ended) == (6, "Input is missing.", True)
+
+
+def test_who_holds_readers_back_is_named(kafka: Any, topic_name: str, watched: Watched, monkeypatch: Any) -> None:
+    """A look at records that another pipeline's transaction hides gives up with its name and the remedy."""
+    kafka.create_topic(topic_name, 1)
+    config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+    monkeypatch.setattr(watched._performer, "output_log", Log(config, timeout_ms=200))
+    written = (Written(topic_name, 0, 1, 1),)
+    hidden = blank_committable(producer_id=1 << 40, written=written)
+    for name, text in (
+        (f"eo:{topic_name}-other:out:0:1.0:0", f"`exactlyonce transactions abort {topic_name}-other`"),
+        (f"{topic_name}-theirs", f"It is {topic_name}-theirs, none of exactlyonce's"),
+    ):
+        with opened(kafka, name, topic_name) as state:
+            with pytest.raises(BrokerUnavailable, match=f"{HELD} {topic_name}-0.*{text}"):
+                watched(ask.Look(hidden))
+            transactions = watched._performer.transactions
+            found = transactions.describe([name])[name]
+            assert found is not None
+            transactions.end_until_answered(name, found.producer_id, found.epoch, commit=False)
+            until(partial(_is_aborted, state))
+        hidden = msgspec.structs.replace(hidden, written=(Written(topic_name, 0, 3, 1),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -130,6 +131,7 @@ def operator_of(
     order: Order = "time",
     watermarks: dict[int, int] | None = None,
     late_right: Callable[[Batch], None] | None = None,
+    table: Any = None,
 ) -> HandlerOperator:
     methods, handlings = dir(handler), {"on_record": Handling, "on_left": CoHandling}
     handling = next(of for name, of in handlings.items() if name in methods)(
@@ -137,7 +139,7 @@ def operator_of(
     )
     entry = kept_entry(State, [Arrived] * len(handling.takers), order)
     node = Node("p", Kind.KEYED_PROCESS, timed=handling, state_type=entry, key_type=str)
-    parts = parts_of(node, VersionedState(entry), watermarks=watermarks, function=handler)
+    parts = parts_of(node, VersionedState(entry), watermarks=watermarks, function=handler, table=table)
     operator: HandlerOperator = OPERATORS[type(handling)].made(parts)
     operator.downstream, operator.late_output, operator.late_right_output = [listen], "late", "late-right"
     operator.sides = {"late": [late], "late-right": [late_right or late]}
@@ -146,7 +148,8 @@ def operator_of(
 
 def settle(operator: HandlerOperator, room: int = 3) -> None:
     while operator.firings:
-        if operator.fire(room):
+        operator.fire(sys.maxsize, room)
+        if not operator.fires:
             operator.firings.clear()
 
 

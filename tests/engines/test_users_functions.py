@@ -14,6 +14,7 @@ from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,
@@ -264,7 +265,7 @@ def test_a_key_without_an_encoding_is_refused_with_what_has_one(is_lettered: boo
     letters: list[Any] = []
     key_by = KeyBy("key", lambda number: {1: number} if number == 2 else number)
     if is_lettered:
-        key_by.dead_letters = DeadLetterOutput("p", "key", "operator", lambda line: None)
+        key_by.dead_letters = DeadLetterOutput("p", "key", "operator", Notes())
         key_by.dead_letters.listeners.append(lambda batch: letters.extend(batch.records))
         assert pushed(key_by, [1, 2, 3]) == [1, 3]
         said = str(letters[0].headers)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
-import pytest
 
 from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
@@ -19,7 +18,6 @@ from exactlyonce.engines.runtime.ordering import Sorter
 from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.engines.runtime.watermarks import MergedPorts
-from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.ordering import InOrder
@@ -102,6 +100,7 @@ class Rig:
             outputs=[self.out], fed=[],
             snapshots=Snapshots(self.operators, cast(Any, None), lambda message: None, lambda: 0.0),
             monotonic_s=lambda: 0.0,
+            processing_s=lambda: 0.0,
         )  # fmt: skip
 
     def send(self, channel: int, *items: int | Watermark | Barrier) -> None:
@@ -134,27 +133,19 @@ def test_results_go_before_their_watermark_and_a_barrier_after_it() -> None:
     assert rig.steps() == [Watermark(20, idle=True)]
 
 
-def test_a_firing_goes_in_slices_that_the_output_has_room_for_and_barriers_wait() -> None:
+def test_a_firing_goes_in_slices_that_the_output_has_room_for_and_a_barrier_comes_in_between() -> None:
     rig = Rig(room=10)
     rig.send(0, *SECONDS, Watermark(30_000), Barrier(1, 0))
-    rig.send(1, Watermark(30_000), Barrier(1, 0))
-    for last in (10, 20):
-        assert rig.steps() == [tuple(SECONDS[last - 10 : last])]
-        assert not rig.subtask.room
-        with pytest.raises(InvariantViolation, match="a cut waits"):
-            rig.operators.cut(1, 0, (), whole=False)
+    rig.send(1, Watermark(30_000))
+    assert [*chain.from_iterable(rig.steps())] == SECONDS[:10]
+    assert not rig.subtask.room
+    rig.send(1, Barrier(1, 0))
+    assert rig.steps() == [Barrier(1, 0)]
+    given = SECONDS[:10]
+    while len(given) < len(SECONDS):
         rig.out.took(10, 10)
-    assert rig.steps() == [tuple(SECONDS[20:]), Watermark(30_000), Barrier(1, 0)]
-
-
-def test_a_firing_pauses_after_some_time_and_gives_the_same_batches() -> None:
-    operator, batches, seconds = sorter("held"), list[list[Any]](), count()
-    operator.activity.now_s = lambda: next(seconds)
-    operator.downstream = [lambda given: batches.append(given.records)]
-    operator(batch(SECONDS, {}))
-    operator.advance(30_000)
-    assert [operator.fire(10) for _ in range(26)] == [False] * 25 + [True]
-    assert batches == [SECONDS[:10], SECONDS[10:20], SECONDS[20:]]
+        given += [*chain.from_iterable(step for step in rig.steps() if isinstance(step, tuple))]
+    assert given == SECONDS
 
 
 def test_an_unsent_watermark_is_merged_with_the_next_but_not_across_a_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -20,7 +21,7 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 pytestmark = pytest.mark.broker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WINDOWS = ["tumbling", "hopping", "session", "daily", "folded", "topics", "revised", "processed"]
+WINDOWS = ["tumbling", "hopping", "session", "waiting", "daily", "folded", "topics", "revised", "processed"]
 
 
 def clicks_of(job_of: Callable[..., Job], window: str, *arguments: str) -> Clicks:
@@ -87,6 +88,23 @@ def test_barriers_that_overtake_records_make_no_difference(job_of: Callable[...,
     clicks.end()
     clicks.job.finish("--parallelism", "2", "--param", "pause_ms=0")
     clicks.assert_as_by_sql()
+
+
+def test_a_run_stops_before_it_leaves_out_most_records_as_late(job_of: Callable[..., Job]) -> None:
+    """It says what to set, and has written nothing; with a larger max_late, it leaves them out."""
+    job = job_of("window_pipelines:left_out", partitions=1)
+    times = [9_000_000, *range(0, 499_000, 1_000), 9_100_000]
+    clicks = [{"id": number, "user": "ann", "at": at, "amount": 1} for number, at in enumerate(times)]
+    job.kafka.produce(job.topic, [(click["user"], json.dumps(click)) for click in clicks], 0)
+    said = job.finish_here(code=3)
+    assert re.search(r"late: operator 'counts' leaves out: .*offset \d+, of 1970-01-01T00:0.*: its time was over", said)
+    assert re.search(r"; disorder= of its source, larger by more than 2h \d\dm, takes it; late= keeps it", said)
+    assert "Operator 'counts' leaves out 499 of its latest 501 records" in said
+    assert "more than max_late (--max-late) 0.5 allows" in said
+    assert not job.kafka.read_committed(f"{job.name}-out")
+    job.finish_here("--max-late", "1")
+    (counted,) = job.kafka.read_committed(f"{job.name}-out")
+    assert json.loads(counted.value or b"")["value"] == 1
 
 
 @pytest.mark.exhaustive

@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
+from random import Random
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from timed_rig import GROUPS, advance, group_of, parts_of
+from window_clicks import insert
 
 from exactlyonce.engines.runtime import windows
 from exactlyonce.engines.runtime.batch import Batch
@@ -63,10 +67,10 @@ def floors(arrivals: Arrivals, disorder: int) -> Iterator[tuple[Arrived, int]]:
     greatest = {0: NO_WATERMARK, 1: NO_WATERMARK}
     for number, (partition, key, time) in enumerate(arrivals):
         before = greatest[partition]
-        floor = NO_FLOOR if before == NO_WATERMARK else before - disorder
+        floor = NO_FLOOR if before == NO_WATERMARK else before - disorder - 1
         greatest[partition] = max(before, time)
         lowest = min(greatest.values())
-        yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder
+        yield Arrived(number, key, time, floor), NO_WATERMARK if lowest == NO_WATERMARK else lowest - disorder - 1
 
 
 def operator_of(
@@ -74,11 +78,12 @@ def operator_of(
     listen: Callable[[Batch], None],
     late: Callable[[Batch], None],
     watermarks: dict[int, int] | None = None,
+    table: Any = None,
 ) -> WindowOperator[Any]:
     accumulator = folded(list, add, merge, list[int], {})
     node = Node("w", Kind.WINDOW, timed=window, accumulator=accumulator, key_type=str)
     kept = VersionedState(kept_state(window, accumulator.state))
-    parts = parts_of(node, kept, by_key=isinstance(window, Session), watermarks=watermarks)
+    parts = parts_of(node, kept, by_key=isinstance(window, Session), watermarks=watermarks, table=table)
     operator: WindowOperator[Any] = (OPERATORS | REVISING)[type(window)].made(parts)
     operator.downstream, operator.sides, operator.late_output = [listen], {"late": [late]}, "late"
     return operator
@@ -152,8 +157,8 @@ def expected(window: Window | Revised, records: Sequence[Arrived]) -> tuple[Coun
     if isinstance(window, Revised):
         return revisions(window, records)
     if isinstance(window, Session):
-        taken = sorted((record for record in records if record.time > record.floor), key=lambda record: record.time)
-        late.update(record.id for record in records if record.time <= record.floor)
+        late.update(record.id for record in records if record.time + window.wait_ms <= record.floor)
+        taken = sorted((record for record in records if record.id not in late), key=lambda record: record.time)
         for key in {record.key for record in taken}:
             session: list[Arrived] = []
             for record in [record for record in taken if record.key == key]:
@@ -170,7 +175,8 @@ def expected(window: Window | Revised, records: Sequence[Arrived]) -> tuple[Coun
             late.update([] if taking else [record.id])
             for start in taking:
                 groups.setdefault((record.key, start, start + window.size_ms), []).append(record.id)
-    return Counter((named[2] - 1, 0, *named, tuple(sorted(ids))) for named, ids in groups.items()), late
+    wait = window.wait_ms if isinstance(window, Session) else 0
+    return Counter((named[2] - 1 + wait, 0, *named, tuple(sorted(ids))) for named, ids in groups.items()), late
 
 
 def revisions(revised: Revised, records: Sequence[Arrived]) -> tuple[Counter[Any], Counter[Any]]:
@@ -200,6 +206,7 @@ def revisions(revised: Revised, records: Sequence[Arrived]) -> tuple[Counter[Any
 
 
 WINDOWS = [Tumbling("20ms"), Hopping("40ms", every="20ms"), Hopping("50ms", every="20ms"), Session("15ms"),
+           Session("15ms", wait="15ms"), Session("15ms", wait="4ms"),
            Revised(Tumbling("20ms"), early="6ms"), Revised(Tumbling("20ms"), lateness="15ms"),
            Revised(Hopping("50ms", every="20ms"), early="7ms", lateness="25ms")]  # fmt: skip
 ARRIVALS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(-60, 150)), min_size=1, max_size=40)
@@ -218,6 +225,36 @@ def test_results_and_late_records_are_a_function_of_times_and_floors(
     results, late = expected(window, [record for record, _ in floors(arrivals, disorder)])
     assert seen.counted() == results
     assert Counter(record.id for record in seen.late) == late
+
+
+SQL = next(
+    fence.partition("```")[0]
+    for fence in (Path(__file__).parents[2] / "docs" / "event-time.md").read_text().split("```sql\n")[1:]
+    if "AS session" in fence
+)
+"""Sessions of 5 s that wait as long, of a source with a disorder of 2 s."""
+
+
+@given(seed=st.integers(0, 1_000), wait_ms=st.sampled_from([0, 5_000]))
+def test_sessions_are_those_of_the_sql_in_the_docs(seed: int, wait_ms: int) -> None:
+    chance = Random(seed)
+    arrivals = [
+        (chance.randrange(2), chance.choice("abcd"), 1_000_000 + n * 800 - chance.choice([0, 500, 2_000, 4_000, 9_000]))
+        for n in range(60)
+    ]
+    window = Session("5s", wait=f"{wait_ms}ms")
+    seen = play(window, arrivals, 2_000, set(range(60)), 1)
+    rows = [(partition, number, key, time, number) for number, (partition, key, time) in enumerate(arrivals)]
+    sql = SQL.replace("ts + 5000 > floor", f"ts + {wait_ms} > floor")
+    with duckdb.connect() as database:
+        database.execute('create table visits (partition int, "offset" int, page text, ts bigint, ms int)')
+        insert(database, "visits", rows)
+        results = database.sql(sql).fetchall()
+    given = [(one.key, as_ms(one.start), as_ms(one.end), max(one.value)) for one in seen.results]
+    assert sorted(given) == sorted(results)
+    assert [time - as_ms(one.end) for time, one in zip(seen.times, seen.results, strict=True)] == (
+        [wait_ms - 1] * len(given)
+    )
 
 
 def order(given: tuple[int, Windowed[Any, Any]]) -> tuple[Any, ...]:

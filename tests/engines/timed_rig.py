@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
@@ -23,7 +24,7 @@ def parts_of(
     """The parts of *node*'s operator: its table is that of one before, or has *kept* entries and *watermarks*."""
     stored = StoredState[Any](
         operator=node.id, type=kept, groups=GROUPS, max_parallelism=MAX_PARALLELISM,
-        times=TableTimes(watermarks=watermarks or {}),
+        times=TableTimes(watermarks={**(watermarks or {})}),
     )  # fmt: skip
     if table is None:
         table = HashMapBackend().timed_table(stored, by_key=by_key)
@@ -33,8 +34,9 @@ def parts_of(
 def advance(operator: TimedOperator[Any], watermark: int, room: int = 1) -> int:
     """Fire all that is due at *watermark* in slices of the *room*; the watermark that the operator has then."""
     operator.advance(watermark)
-    while not operator.fire(room):
-        pass
+    operator.begin()
+    while operator.fires:
+        operator.fire(sys.maxsize, room)
     operator.firings.clear()
     return operator.watermark
 

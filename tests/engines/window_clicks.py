@@ -10,8 +10,9 @@ from typing import Any
 import duckdb
 import pytest
 from running import Job, visible
-from window_pipelines import REVISIONS
+from window_pipelines import REVISIONS, WINDOWS
 
+from exactlyonce import Session
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -23,9 +24,9 @@ STEP_MS = {"daily": 400_000}
 FLOORED = """
     with floored as (
         select *, max(ts) over (partition by partition order by "offset" rows between unbounded preceding
-                                and 1 preceding) - {disorder} as floor
+                                and 1 preceding) - {disorder} - 1 as floor
         from clicks),
-    ending as (select min(greatest) - {disorder} as watermark from
+    ending as (select min(greatest) - {disorder} - 1 as watermark from
                (select max(ts) as greatest from clicks group by partition))
 """
 OVER = """
@@ -47,12 +48,12 @@ PARIS = """
 SESSIONS = """
     , opened as (
         select *, coalesce(ts - lag(ts) over (partition by user order by ts), {gap}) >= {gap} as opens
-        from floored where ts > coalesce(floor, ts - 1)),
+        from floored where ts + {wait} > coalesce(floor, ts - 1)),
     numbered as (select *, sum(opens::int) over (partition by user order by ts, opens desc
                                                  rows unbounded preceding) as number from opened),
     sessions as (select user, min(ts) as first, max(ts) + {gap} as ending, count(*) as n, sum(amount) as spent,
                         max(amount) as most from numbered group by user, number)
-    select * from sessions where ending - 1 <= (select watermark from ending)
+    select * from sessions where ending - 1 + {wait} <= (select watermark from ending)
 """
 REVISED = """
     , counted as (select *, greatest(ts, coalesce(floor + 1, ts)) as since from windows),
@@ -68,7 +69,7 @@ REVISED = """
 REVISED_LATE = """
     select id from windows group by id having bool_and(greatest(ts, coalesce(floor + 1, ts)) > last + {lateness})
 """
-SESSION_LATE = "select id from floored where ts <= floor"
+SESSION_LATE = "select id from floored where ts + {wait} <= floor"
 
 
 def clicks(seed: int, count: int, first: int, window: str) -> list[dict[str, Any]]:
@@ -145,8 +146,9 @@ class Clicks:
 
     def _queries(self) -> tuple[str, str]:
         floored = FLOORED.format(disorder=DISORDER_MS)
-        if self.window in ("session", "folded"):
-            return floored + SESSIONS.format(gap=3_000), floored + SESSION_LATE
+        if isinstance(session := WINDOWS[self.window], Session):
+            sizes_ms = {"gap": session.gap_ms, "wait": session.wait_ms}
+            return floored + SESSIONS.format(**sizes_ms), floored + SESSION_LATE.format(**sizes_ms)
         sizes = {"tumbling": (10_000, 10_000), "hopping": (30_000, 10_000), "topics": (10_000, 10_000)}
         sizes |= {"revised": sizes["hopping"], "processed": sizes["tumbling"]}
         if self.window == "daily":

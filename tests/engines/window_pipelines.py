@@ -38,6 +38,7 @@ WINDOWS: dict[str, Any] = {
     "tumbling": Tumbling("10s"),
     "hopping": Hopping("30s", every="10s"),
     "session": Session("3s"),
+    "waiting": Session("3s", wait="3s"),
     "daily": Tumbling("1d", zone="Europe/Paris"),
     "folded": Session("3s"),
     "topics": Tumbling("10s"),
@@ -132,4 +133,13 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table:
         results.map(row).sink("table", into)
     results.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     results.side(late).sink("late", KafkaSink(f"{name}-late", key=lambda click: click.user))
+    return pipeline
+
+
+def left_out(name: str) -> Pipeline:
+    """The clicks of NAME-in by user in windows, to NAME-out; no output gets the late ones."""
+    pipeline = Pipeline(name, max_parallelism=8)
+    clicks = pipeline.source("clicks", KafkaSource(f"{name}-in", value=Click, time="at", ahead=None))
+    counts = clicks.key_by(lambda click: click.user).window(Tumbling("10s")).aggregate("counts", Count())
+    counts.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     return pipeline

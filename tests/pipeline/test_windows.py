@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from exactlyonce import Count, GraphError, Output, Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
 from exactlyonce.sinks import KafkaSink
 
@@ -93,15 +94,57 @@ def test_months_are_those_of_the_calendar_also_before_1970() -> None:
 
 
 @pytest.mark.parametrize(
+    ("window", "start", "end"),
+    [
+        (Tumbling("1w", zone="Europe/Paris"), "2026-11-22T23:00", "2026-11-29T23:00"),
+        (Tumbling("1w", zone="UTC", offset="6d"), "2026-11-22T00:00", "2026-11-29T00:00"),
+        (Tumbling("2w", zone="UTC"), "2026-11-23T00:00", "2026-12-07T00:00"),
+        (Tumbling("7d", zone="UTC"), "2026-11-19T00:00", "2026-11-26T00:00"),
+        (Tumbling("7d", zone="UTC", offset="4d"), "2026-11-23T00:00", "2026-11-30T00:00"),
+        (Tumbling("1w"), "2026-11-19T00:00", "2026-11-26T00:00"),
+        (Tumbling("1mo", zone="UTC", offset="14d"), "2026-11-15T00:00", "2026-12-15T00:00"),
+        (Tumbling("1mo", zone="America/New_York", offset="27d"), "2026-10-28T04:00", "2026-11-28T05:00"),
+        (Tumbling("3mo", zone="UTC", offset="59d"), "2026-11-29T00:00", "2027-03-01T00:00"),
+    ],
+    ids=str,
+)
+def test_weeks_begin_on_monday_and_the_offset_moves_windows_of_a_zone_by_up_to_their_size(
+    window: Tumbling, start: str, end: str
+) -> None:
+    """Windows of seven days begin on Thursday, as 1 January 1970 did."""
+    assert not window.problems
+    noon = datetime(2026, 11, 25 if start < "2026-11-26" else 29, 12, tzinfo=timezone.utc)
+    (last,) = window.lasts([round(noon.timestamp() * 1000)])
+    assert [f"{moment(at):%Y-%m-%dT%H:%M}" for at in (window.start(last), last + 1)] == [start, end]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Paris", "America/New_York", "Pacific/Kiritimati", "Pacific/Pago_Pago"])
+@pytest.mark.parametrize("size", ["1d", "1w", "1mo", "5w", "18mo"])
+def test_the_calendar_has_a_first_and_a_last_window_in_every_zone(size: str, zone: str) -> None:
+    """Times at either end are in one window each, and those after or before it follow without a gap."""
+    for offset in ("0s", "27d" if size.endswith("mo") else "23h"):
+        window = Tumbling(size, offset, zone)
+        ends = EARLIEST_MS, LATEST_MS
+        near = [end + sign * hours * 3_600_000 for end, sign in zip(ends, (1, -1), strict=True) for hours in range(60)]
+        for time, last in zip(near, window.lasts(near), strict=True):
+            assert window.start(last) <= time <= last
+            assert window.lasts([last]) == [last]
+            assert moment(window.start(last)) <= moment(time) <= moment(last)
+        assert window.lasts([LATEST_MS]) == [LATEST_MS]
+        assert window.start(window.lasts([EARLIEST_MS])[0]) < EARLIEST_MS or zone == "UTC"
+
+
+@pytest.mark.parametrize(
     ("window", "problem"),
     [
         (Tumbling("ten"), "size is 'ten': write a number with a unit"),
         (Tumbling("0s"), "tumbling 0s: the size must be above 0"),
         (Tumbling("10s", offset="10s"), "tumbling 10s, offset 10s: the size must be above 0, and the offset below"),
         (Tumbling("1mo"), "size='1mo' is no fixed time: give the calendar of the months"),
-        (Tumbling("1h", zone="Asia/Kolkata"), "size='1h': with zone=, write whole days or months"),
+        (Tumbling("1h", zone="Asia/Kolkata"), "size='1h': with zone=, write whole days, weeks or months"),
         (Tumbling("1d", zone="Europe/Pari"), "zone='Europe/Pari' is unknown here"),
-        (Tumbling("1d", offset="1d", zone="UTC"), "offset='1d': with zone=, it must be below 1d"),
+        (Tumbling("1d", offset="1d", zone="UTC"), "offset='1d': it must be below the least size of the windows, 1d"),
+        (Tumbling("2mo", offset="56d", zone="UTC"), "it must be below the least size of the windows, 56d"),
         (Hopping("10s", every="x"), "every is 'x'"),
         (Hopping("10s", every="0s"), "every= must be above 0, and at most the size"),
         (Hopping("10s", every="11s"), "every= must be above 0, and at most the size"),
@@ -110,7 +153,9 @@ def test_months_are_those_of_the_calendar_also_before_1970() -> None:
         (Hopping("10ms", every="1ms"), "each of more milliseconds than windows overlap"),
         (Session("0s"), "session 0s: the gap must be above 0"),
         (Session("soon"), "gap is 'soon'"),
+        (Session("1s", wait="gap"), "wait is 'gap'"),
         (Revised(Session("1s"), early="1s"), "session 1s has neither early= nor lateness=: a later record may move"),
+        (Revised(Session("1s"), lateness="1s"), 'let the session wait for late records, as Session("1s", wait="1s")'),
         (Revised(Tumbling("0s"), early="1s"), "tumbling 0s: the size must be above 0"),
         (Revised(Tumbling("1m"), early="1m"), "early='1m' must be below the size of the window, '1m'"),
         (Revised(Tumbling("1m"), early="soon"), "early is 'soon'"),
@@ -125,7 +170,8 @@ def test_a_window_that_makes_no_sense_is_a_problem_with_a_remedy(window: Window 
 def test_windows_are_described_by_what_decides_the_results() -> None:
     windows = (
         Tumbling("60s", offset="1s"), Tumbling("1m", offset="1000ms"), Tumbling("1d", zone="UTC"),
-        Hopping("1m", every="20s"), Session("30m"), Revised(Tumbling("1m"), early="1s", lateness="1h"),
+        Hopping("1m", every="20s"), Session("30m"), Session("30m", wait="5m"),
+        Revised(Tumbling("1m"), early="1s", lateness="1h"),
     )  # fmt: skip
     assert [window.describe() for window in windows] == [
         {"tumbling": 60_000, "offset": 1_000},
@@ -133,6 +179,7 @@ def test_windows_are_described_by_what_decides_the_results() -> None:
         {"tumbling": "1d", "zone": "UTC"},
         {"hopping": 60_000, "every": 20_000},
         {"session": 1_800_000},
+        {"session": 1_800_000, "wait": 300_000},
         {"tumbling": 60_000, "early": 1_000, "lateness": 3_600_000},
     ]
     for window in windows:

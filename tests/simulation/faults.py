@@ -17,6 +17,8 @@ from watched import TOPIC
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.requests import FindReferences
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
+from exactlyonce.engines.local.messages import WorkerFailed
+from exactlyonce.pipeline.errors import Facts
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.broker.unreliable import Fault
 from exactlyonce.testing.simulation.faults import Faults
@@ -258,6 +260,17 @@ class FaultInjector(Faults):
         if self.world.coordinator is not None and self.world.coordinator.workers:
             self.world.seen["worker crashed"] += 1
             self.rng.choice(self.world.coordinator.workers).fail("killed")
+
+    def poison(self) -> None:
+        """A worker meets a record that its function refuses, which ends the run."""
+        coordinator = self.world.coordinator
+        workers = [worker for worker in coordinator.workers if worker.worker is not None] if coordinator else []
+        if workers:
+            self.world.seen["record refused"] += 1
+            worker = self.rng.choice(workers)
+            facts: Facts = {"topic": "t", "partition": 0, "offset": 1}
+            worker.control.send(WorkerFailed(worker.subtask, "RecordError", "It cannot be processed.", {}, facts))
+            worker.kill()
 
     def restart_broker(self) -> None:
         if self.broker_is_up:

@@ -217,6 +217,10 @@ LUCK = {
         kinds=("stop", "slow_worker"), chances={"_chance": 0.01, "_request_chance": 0.0}, settings={"unaligned": True},
         parallelism=3,
     ),
+    "failures": Luck(
+        kinds=("poison", "poison", "kill_writing_worker", "crash_coordinator"), fates=("crash", "sleep"),
+        chances={"_chance": 0.006, "_network_chance": 0.003, "_request_chance": 0.01},
+    ),
 }  # fmt: skip
 """Lucks by name."""
 NONE = Luck()

@@ -83,8 +83,8 @@ def _restored_once(real: Any, self: RestoredInput) -> Any:
 
 @mutant("a barrier that must be aligned overtakes", r"checkpoint \d+ is aligned|" + OPEN, luck="savepoints between")
 @in_place_of(Subtask, "triggered")
-def _never_aligned(real: Any, self: Subtask, frame: Barrier, overtakes_s: float | None, *, final: bool = False) -> None:
-    real(self, frame, 0.0, final=final)
+def _never_aligned(real: Any, self: Subtask, frame: Barrier, overtakes_s: float | None, **how: bool) -> None:
+    real(self, frame, 0.0, **how)
 
 
 @mutant("blocks of what was on its way are not kept", TOMBSTONED, luck=UNALIGNED, first=2)
@@ -177,7 +177,7 @@ def _early_end(real: Any, self: Coordinator, *arguments: Any, **options: Any) ->
 
 @mutant("loops go on behind the last barrier", OPEN, shape="cycle", luck=CYCLES)
 @in_place_of(Subtask, "triggered")
-def _after_the_last(real: Any, self: Subtask, frame: Any, overtakes_s: float | None, *, final: bool = False) -> None:
+def _after_the_last(real: Any, self: Subtask, frame: Any, overtakes_s: float | None, **how: bool) -> None:
     real(self, frame, overtakes_s)
 
 

@@ -292,3 +292,12 @@ mutant(
     patch.object(retention, "may_need", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
     luck="references not known",
 )  # fmt: skip
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+mutant(
+    "a run that fails leaves its transactions open", OPEN,
+    patch.object(Leader, "_abort_undecided", lambda self: _nothing(None)), luck="failures",
+)  # fmt: skip

@@ -15,6 +15,7 @@ from exactlyonce.engines.runtime.expiry import Latest
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.engines.runtime.timed import TimedOperator
 from exactlyonce.engines.runtime.watermarks import MergedPorts
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.slots import TableTimes
@@ -25,8 +26,8 @@ ELSEWHERE = rf"does not come to|{WRONG}"
 
 @mutant("floors are not restored", ELSEWHERE, luck="windows", shape="windows", first=12)
 @in_place_of(SourceTimes, "__init__")
-def _no_floors(real: Any, self: SourceTimes, event_time: Any, before: Any = ()) -> None:
-    real(self, event_time)
+def _no_floors(real: Any, self: SourceTimes, event_time: Any, before: Any, rules: int) -> None:
+    real(self, event_time, (), rules)
 
 
 @mutant("a partition counts once it has spoken", ELSEWHERE, luck="windows", shape="windows-of-two", first=8)
@@ -46,10 +47,11 @@ def _idle_while_held(real: Any, self: SourceTimes, positions: Any, quiet: Any, n
 
 @mutant("a watermark goes on before the results that it makes due", ELSEWHERE, luck="windows", shape="windows-twice")
 @in_place_of(TaskOperators, "fire")
-def _watermark_first(real: Any, self: TaskOperators, room: int) -> None:
+def _watermark_first(real: Any, self: TaskOperators, most: int, room: int) -> int:
     operator = self.firings[0]
     operator.pass_on(operator.watermark, idle=operator.idle)
-    real(self, room)
+    taken: int = real(self, most, room)
+    return taken
 
 
 @mutant("of several inputs the furthest decides", ELSEWHERE, luck="windows", shape="windows-of-two")
@@ -117,6 +119,12 @@ def _old_slots(real: Any, self: Latest[Any]) -> None:
             self._table.put(slots[0], key, entry)
             del self._entries[key]
     real(self)
+
+
+@mutant("a barrier leaves what a firing has given", r"has \d+ records, not \d+", luck="windows", shape="windows")
+@in_place_of(TimedOperator, "settle")
+def _given_again(real: Any, self: TimedOperator[Any]) -> None:
+    pass
 
 
 # --- order logs -----------------------------------------------------------------------------------------------------

@@ -45,8 +45,10 @@ DRAWN = {f"topology {name}" for name in SHAPES}
 ALL = FAULTS | INTERRUPTED | CONSEQUENCES | DRAWN
 RARE = {
     "at CopyTransaction", "at Look", "at LookAtInputs", "at ReplayTransaction", "aborted checkpoint",
-    "broker restarted", "carried", "compacted", "copy", "delivery lost", "halt", "leader moved", "not leader",
-    "one broker away", "partitions added", "proven", "replay of a part", "slow subtask", "stop asked for",
+    "aborted output removed", "broker restarted", "carried", "compacted", "copy", "delivery lost", "halt",
+    "leader moved", "not leader",
+    "one broker away", "partitions added", "proven", "repaired", "replay", "replay of a part", "slow subtask",
+    "stop asked for",
     "topic made anew", "unknown commit", "worker crashed",
 }  # fmt: skip
 """Events that fewer than three seeds of a dozen meet: were a request more or less sent, none might."""

@@ -144,8 +144,8 @@ def time_at(offset: int) -> int:
 
 
 def floor_at(offset: int) -> int:
-    """The time of the latest record before it, less the disorder."""
-    return max(map(time_at, range(max(0, offset - PERIOD), offset)), default=0) - DISORDER_MS
+    """The time of the latest record before it, less the disorder and 1 ms."""
+    return max(map(time_at, range(max(0, offset - PERIOD), offset)), default=0) - DISORDER_MS - 1
 
 
 CLOCK_MS = 30

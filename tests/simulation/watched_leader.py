@@ -35,6 +35,7 @@ class WatchedLeader(Leader):
 
     def _watched_sweep(self, protected: Collection[str] = ()) -> requests.Procedure[None]:
         older = self.world.oracle.older(self.incarnation.incarnation, self.attempt)
+        older = {name: times for name, times in older.items() if name not in protected}
         yield from self._sweep(protected)
         self.world.oracle.swept(older)
 

@@ -41,6 +41,7 @@ from exactlyonce.pipeline.errors import (
     ConfigError,
     Fenced,
     Halt,
+    RecordError,
     StoppedShort,
     StoreUnavailable,
     TopicError,
@@ -68,7 +69,7 @@ PART_BYTES_SMALL = 40
 """So that a manifest has several parts."""
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 CONDEMNED = "are to be deleted"
-SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable, StoppedShort)
+SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable, StoppedShort, RecordError)
 """Errors with which a coordinator may end before the next one goes on."""
 HALTS = (Halt, TopicError)
 """The error of a coordinator whose input topic is not the one that was read."""
@@ -113,6 +114,7 @@ class World(SimulatedWorld):
             self.stores.tilt(self.luck.stores)
         self.load = Load(self, seed) if self.luck.load else None
         self.drains = self.topology.has_times
+        self.fires_slowly = self.drains and random.Random(f"firings of {seed}").random() < 0.5
         self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
         self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)
@@ -159,7 +161,7 @@ class World(SimulatedWorld):
         settings = msgspec.structs.replace(settings, **self.luck.settings)
         needed_ms = settings.transaction_timeout_needed_ms
         settings = msgspec.structs.replace(settings, transaction_timeout_ms=self.rng.randint(needed_ms, 2 * needed_ms))
-        self.transaction_timeout_ms = settings.transaction_timeout_for(TRANSACTION_TIMEOUT_MAX_MS)
+        self.transaction_timeout_ms = settings.transaction_timeout_for(TRANSACTION_TIMEOUT_MAX_MS, decisions_ms=0)
         return settings
 
     def _broker_settings(self) -> BrokerSettings:
@@ -276,10 +278,19 @@ class World(SimulatedWorld):
             raise Asserted(f"{coordinator} ends with {end.error!r}")
         self.seen[type(end.error).__name__ if end.error else "clean end"] += 1
         was_newest = self.is_newest(coordinator)
+        if coordinator.log.has_begun and coordinator.log.incarnation.ended and end.error is not None:
+            self._failed(coordinator)
         if coordinator is self.coordinator:
             self.next_coordinator(self.rng.randint(0, 100))
             if was_newest and end.error is None and self.faults.broker_is_up:
                 self._ended_cleanly(coordinator, end)
+
+    def _failed(self, coordinator: SimulatedCoordinator) -> None:
+        """It has noted why, and aborted what nothing has decided."""
+        if self.faults.broker_is_up and coordinator.log.history.unfinalized is None:
+            self.seen["failed in order"] += 1
+            self.clock.advance(100)
+            self.oracle.nothing_open(coordinator.log.incarnation.incarnation)
 
     def _condemned(self) -> None:
         if self.faults.broker_is_up:

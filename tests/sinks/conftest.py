@@ -1,4 +1,4 @@
-"""Fixtures of the tests of sinks: durable paths, and a thread beside the test."""
+"""Fixtures of the tests of sinks: durable paths, a thread beside the test, and a catalog of Iceberg."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from iceberg_rest import RestCatalog
 
 
 @pytest.fixture
@@ -29,3 +30,11 @@ def aside() -> Iterator[Callable[..., Future[Any]]]:
     """`aside(function, ...)` runs it beside the test."""
     with ThreadPoolExecutor() as pool:
         yield pool.submit
+
+
+@pytest.fixture(scope="session")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    """Iceberg's own server of the REST catalog."""
+    catalog = RestCatalog(tmp_path_factory.mktemp("rest"))
+    yield catalog
+    catalog.kill()

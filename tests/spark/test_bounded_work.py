@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.broker
+
+OF_ANOTHER_TYPE: dict[Any, list[dict[str, Any]]] = {
+    backfill: [{"to": 7}, {"to": {"in": 7}}, {"chunk_records": 0}, {"take_over": "yes"}, {"progress": 7}],
+    catch_up: [{"to": None}, {"chunk_records": "all"}, {"staging": 7}, {"params": {"name": 7}}],
+    audit: [{"first": "one"}, {"last": 1.5}, {"shown": 0}, {"ignore_foreign": "yes"}],
+    replay: [{"checkpoint": "1"}, {"checkpoint": 1, "into": 7}, {"checkpoint": 1, "sink": b"out"}],
+    diff: [{"new": "no_module:new", "to": {"in": {"a": 1}}}, {"new": "no_module:new", "checkpoint": "1"}],
+}
+
+
+@pytest.mark.parametrize("work", OF_ANOTHER_TYPE, ids=lambda work: work.__name__)
+def test_an_argument_of_another_type_is_named_before_spark_begins(work: Any) -> None:
+    """Neither a session nor a broker is asked for anything, and no module is imported."""
+    session: Any = SimpleNamespace(createDataFrame=None)
+    for wrong in OF_ANOTHER_TYPE[work]:
+        with pytest.raises(ConfigError, match=f"^{[*wrong][-1]}="):
+            work(session, "no_module:pipeline", **wrong)
+    wanted: dict[Any, dict[str, Any]] = {replay: {"checkpoint": 1}, diff: {"new": "no_module:new"}}
+    right = wanted.get(work, {})
+    with pytest.raises(ConfigError, match="spark=None is no session"):
+        work(None, "no_module:pipeline", **right)
+    with pytest.raises(ConfigError, match="7 is no pipeline"):
+        work(session, 7, **right)
+
 
 MODULE = """\
 from exactlyonce import Pipeline
@@ -45,7 +70,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spark": "a session", "until": "running"}, "until is running: a run on Spark ends at the present end"),
     (
         {"spark": "a session", "until": "latest", "checkpoint_interval": "1s", "on_event": print},
-        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are: accept_loss, allow_",
+        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are: accept_loss, accept_",
     ),
 ]
 
@@ -77,7 +102,7 @@ def test_a_notebook_does_what_the_commands_do(
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10, 15)])
     for options, problem in REFUSED:
         with pytest.raises(ConfigError, match=problem):
-            pipeline.run("spark", **options, **given)
+            pipeline.run("spark", **options | ({"spark": spark} if "on_event" in options else {}), **given)
     with pytest.raises(ConfigError, match="params= are for a function that is named as 'module:function'"):
         catch_up(spark, pipeline, params={"name": topic_name}, **given)
     more = catch_up(spark, "doubling:make", params={"name": topic_name}, parallelism=1, **given)

@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, OF_LIBRARY
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.messages import Flushed
@@ -28,7 +29,7 @@ from exactlyonce.engines.spark.sink.writer import batch_of
 from exactlyonce.pipeline.errors import ConfigError, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
 from exactlyonce.sinks.writer import SinkFailed
-from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -171,6 +172,18 @@ def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
     world.assert_exact(0)
 
 
+def test_a_sink_keeps_the_partitioner_that_it_began_with(world: World) -> None:
+    """That of pipelines unless another was chosen; decisions without rows keep it, too."""
+    planner = world.driver("b", partitioner=OF_LIBRARY)
+    for batch, partitions in enumerate((2, 0, 2)):
+        planner.commit(Job(QUERY, batch), world.tasks(planner, batch, partitions))
+        planner = world.driver("b")
+        assert planner.assign().partitioner == OF_LIBRARY
+    for chosen in ({"partitioner": DEFAULT}, {"kafka.partitioner": DEFAULT}):
+        with pytest.raises(ConfigError, match=rf"by {OF_LIBRARY}, and is to do so by {DEFAULT}"):
+            world.driver("b", **chosen).assign()
+
+
 def test_a_gap_is_a_halt(world: World) -> None:
     planner = world.driver("a")
     planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
@@ -259,6 +272,23 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
         world.driver("b").assign()
 
 
+def test_a_topic_that_was_created_again_since_the_last_job(world: World, kafka: KafkaCluster) -> None:
+    """Every job halts before its first row, until the topic is accepted; later jobs go on in it."""
+    planner, committer = world.pair("a")
+    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    kafka.delete_topics([world.target.topic])
+    kafka.create_topic(world.target.topic, 2)
+    for driver in (planner, world.driver("b"), world.driver("b", acceptNewOutput="other")):
+        accepting = rf'\("acceptNewOutput", "{world.target.topic}"\)'
+        with pytest.raises(Halt, match=rf"(?s)created again since checkpoint 1 .*{accepting}"):
+            driver.assign()
+    planner, committer = world.pair("c", acceptNewOutput=world.target.topic)
+    committer.commit(Job(QUERY, 1), world.tasks(planner, 1))
+    planner, committer = world.pair("d")
+    committer.commit(Job(QUERY, 2), world.tasks(planner, 2))
+    world.assert_exact(1, 2)
+
+
 def test_the_transaction_timeout(world: World, transactions: Transactions) -> None:
     driver = world.driver("a")
     assert driver.assign().transaction_timeout_ms == TIMEOUT_DEFAULT_MS
@@ -271,6 +301,7 @@ def test_the_transaction_timeout(world: World, transactions: Transactions) -> No
     with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
         world.driver("a", transactionTimeout="1000s").assign()
     given = {"sinkId": "a", "topic": "b", "kafka.bootstrap.servers": "a:1"}
-    for wrong, said in (({"transactionTimeout": "1s"}, "10 s at least"), ({"writeId": "x" * 129}, "128 at most")):
+    refusals = {"transactionTimeout": ("1s", "10 s at least"), "writeId": ("x" * 129, "128 at most")}
+    for option, (wrong, said) in {**refusals, "partitioner": ("mine", "'mine' is unknown")}.items():
         with pytest.raises(ConfigError, match=said):
-            parse_sink_options({**given, **wrong}, VALUES, streaming=False)
+            parse_sink_options({**given, option: wrong}, VALUES, streaming=False)

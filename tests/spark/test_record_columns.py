@@ -62,8 +62,20 @@ def test_avro_and_topics_of_a_pattern(kafka: Any, topic_name: str) -> None:
     found = rows(kafka, "", topic_name, subscribePattern=f"{orders}(-[0-9])?")
     assert [row["value"]["customer"] for row in found] == ["ann", "bob"]
     kafka.produce(kafka.create_topic(f"{orders}-3"), ["{}"])
-    with pytest.raises(ConfigError, match=f"no source of topic '{orders}-3', which subscribePattern matches"):
+    with pytest.raises(ConfigError, match=f"no source or sink of topic '{orders}-3', which subscribePattern matches"):
         rows(kafka, "", topic_name, subscribePattern=f"{orders}(-[0-9])?")
+
+
+def test_an_output_has_the_types_of_its_sink(kafka: Any, topic_name: str) -> None:
+    """Its key has those of `key_codec`, and is bytes without one; a tombstone is null."""
+    topic = kafka.create_topic(f"{topic_name}-totals")
+    kafka.produce(topic, [("7", json.dumps({"customer": "ann", "total": 7})), ("8", None)])
+    found = rows(kafka, topic, topic_name)
+    refund = {"customer": "ann", "total": 7, "reason": None}
+    assert [(row["key"], row["value"]) for row in found] == [(7, refund), (8, None)]
+    out = kafka.create_topic(f"{topic_name}-out")
+    kafka.produce(out, [("a", "text")])
+    assert [(row["key"], row["value"]) for row in rows(kafka, out, topic_name)] == [(b"a", "text")]
 
 
 def test_refused_records(kafka: Any, topic_name: str) -> None:
@@ -110,8 +122,8 @@ def test_a_codec_that_fails_otherwise(kafka: Any, topic_name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"subscribe": "{}-elsewhere"}, "has no source of topic '.*-elsewhere': its sources read .*-orders, "),
-        ({"subscribePattern": "elsewhere"}, "has no source that subscribePattern 'elsewhere' matches"),
+        ({"subscribe": "{}-elsewhere"}, "has no source or sink of topic '.*-elsewhere': its topics are .*-orders, "),
+        ({"subscribePattern": "elsewhere"}, "has no source or sink that subscribePattern 'elsewhere' matches"),
         (
             {"subscribe": "{}-orders,{}-refunds"},
             "Key and value of topic .* are string, struct<.*they are binary, struct",

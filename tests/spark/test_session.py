@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 from contextlib import suppress
@@ -14,7 +15,7 @@ from bounded import HERE, Fed
 from exactlyonce.cli.main import main
 from exactlyonce.engines.spark import jobs
 from exactlyonce.engines.spark.jobs import described, watched
-from exactlyonce.engines.spark.session import require_master, runs_here, session
+from exactlyonce.engines.spark.session import require_connect, require_master, runs_here, session
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -100,6 +101,15 @@ def test_the_session_of_the_program(master: str | None, conf: dict[str, str], na
     ):
         pass
     assert runs_here(spark)
+
+
+@pytest.mark.parametrize("missing", ["grpc", "google.rpc"])
+def test_a_connect_server_needs_the_extra_connect(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    require_connect()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+    with pytest.raises(ConfigError, match=rf"needs {missing}, .* Run: pip install .*connect"):
+        require_connect()
 
 
 def test_an_error_of_the_listener_ends_the_work(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from pyspark.serializers import CloudPickleSerializer
-from pyspark.sql.types import LongType, StructType
+from pyspark.sql.types import LongType, StringType, StructType
 
 from exactlyonce.engines.spark.sink import writer
+from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.writer import BatchWriter, batch_writer
-from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, StoreError, StoreUnavailable
 
 SAID = "Sink 'totals': there is no table 'totals': create it."
 LINES_MAX = 30
@@ -70,3 +71,41 @@ def test_an_abort_that_fails(made: BatchWriter, monkeypatch: Any, capfd: pytest.
     assert capfd.readouterr().err == f"exactlyonce, sink totals: behind a failed job: {SAID}\n"
     monkeypatch.setattr(writer, "with_driver", failing_with(InvariantViolation))
     assert "in fail" in "".join(shown(lambda: made.abort([])))
+
+
+class Context:
+    """The local properties that Spark sends to a task."""
+
+    def __init__(self, **properties: str) -> None:
+        self.properties = {name.replace("_", "."): value for name, value in properties.items()}
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self.properties.get(name)
+
+
+OF_A_BATCH = Context(
+    sql_streaming_queryId="q", streaming_sql_batchId="7", spark_app_id="a", spark_app_startTime="1",
+    spark_sql_execution_root_id="3",
+)  # fmt: skip
+
+
+def job(context: Context, **given: str) -> Job:
+    """The job of a `df.write` in a task with this context."""
+    options = {"sinkId": "totals", "topic": "t", "kafka.bootstrap.servers": "x:1", **given}
+    task: Any = context
+    return batch_writer(options, StructType().add("value", StringType()), False).job_of(task)
+
+
+def test_a_write_that_nobody_could_tell_from_its_repetition_is_refused() -> None:
+    """Its batch is not known in another thread, on Connect and outside of queries: it names what to do there."""
+    with pytest.raises(ConfigError, match=r"(?s)has no writeId.*\"writeId\", ID.*\"none\".*foreachBatch.*Connect"):
+        job(Context())
+    with pytest.raises(ConfigError, match="has no writeId"):
+        job(Context(), writeId="")
+
+
+def test_a_write_is_known_by_its_id_or_else_by_its_batch() -> None:
+    """With the id none it counts anew, also within a batch."""
+    assert job(OF_A_BATCH) == Job("q", 7, run="a/1/3")
+    assert job(Context(), writeId="monday") == job(OF_A_BATCH, writeId="monday") == Job(write_id="monday")
+    assert job(Context(), writeId="none") == job(OF_A_BATCH, writeId="none") == Job()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -182,8 +183,10 @@ def test_a_batch_write_to_kafka(stream: Stream, request: pytest.FixtureRequest) 
             raise RuntimeError("the last task fails")
 
     with pytest.raises(PySparkException, match="the last task fails"):
-        stream.write(rows.mapInArrow(failing, rows.schema), topic="")
+        stream.write(rows.mapInArrow(failing, rows.schema), topic="", writeId="monday")
     assert kafka.read_committed(topics[0]) == []
+    with pytest.raises(PySparkException, match="has no writeId"):
+        stream.write(rows, topic="")
     for _ in range(2):
         stream.write(rows, topic="", writeId="monday")
     for first, topic in enumerate(topics):
@@ -196,7 +199,33 @@ def test_a_batch_write_to_kafka(stream: Stream, request: pytest.FixtureRequest) 
         stream.write(rows, "overwrite", topic="")
     request.getfixturevalue("speculation")
     with pytest.raises(PySparkException, match=r"spark\.speculation is on"):
-        stream.write(rows, topic="")
+        stream.write(rows, topic="", writeId="tuesday")
+
+
+@KAFKA
+def test_a_write_of_another_thread(stream: Stream) -> None:
+    """Spark finds the format there, but says of no batch: without an id the write is refused, and with one it is done
+    once, however often the batch is run."""
+    stream.feed()
+    failed: list[str] = []
+
+    def write(rows: DataFrame, batch: int) -> None:
+        options = {"writeId": f"orders-{batch}"} if failed else {}
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                pool.submit(stream.write, rows.selectExpr(AS_VALUES), **options).result()
+            finally:
+                failed.append("once")
+        if len(failed) == 2:
+            raise RuntimeError("behind the write")
+
+    writer = stream.rows().writeStream.foreachBatch(write).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(stream.folder / "checkpoint"))
+    for said in ("has no writeId", "behind the write"):
+        with pytest.raises(StreamingQueryException, match=said):
+            writer.start().awaitTermination(LIMIT_S)
+    assert writer.start().awaitTermination(LIMIT_S)
+    stream.assert_exact()
 
 
 @pytest.mark.parametrize("target", ["postgres"], indirect=True)
@@ -204,7 +233,7 @@ def test_a_batch_that_only_the_server_refuses(stream: Stream) -> None:
     """The commit's halt is what Spark raises, though its abort halts as well: the choices are the last that is said."""
     rows = stream.spark.range(0, 3, 1, 1).selectExpr("id", "'ann' as customer", "-1L as total")
     with pytest.raises(PySparkException, match=r"(?s)refuses its 3 records.*total_check") as refused:
-        stream.write(rows)
+        stream.write(rows, writeId="none")
     lines = [line for line in str(refused.value).splitlines() if not line.startswith(" SQLSTATE")]
     assert lines[-1].endswith('accepts that by .option("acceptLoss", "1").')
     assert len(lines) < LINES_MAX
@@ -236,6 +265,6 @@ def test_a_batch_write_of_every_type(spark: SparkSession, make_target: Callable[
     seen = table.target.sql(f"SELECT * FROM {table.target.table}_all ORDER BY id")
     assert seen == [row[:-1] for row in values]
     with pytest.raises(PySparkException, match=r"Column 'span' is of type interval year"):
-        files.write(rows.selectExpr("id", "interval 1 year as span"))
+        files.write(rows.selectExpr("id", "interval 1 year as span"), writeId="tuesday")
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         files.write(rows, "overwrite")

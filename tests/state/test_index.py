@@ -63,7 +63,7 @@ def test_the_times_of_a_timed_table() -> None:
         assert decode_index(body).head == head
         assert decode_index(body).blocks == chain.blocks
     columns = msgspec.msgpack.decode(zlib.decompressobj().decompress(body[4:]))
-    assert columns[0][7] == [[1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1], "tumbling=1000"]
+    assert columns[0][7] == [[1, 5], [10, -3], [-1 << 63, 7], [20, (1 << 63) - 1], "tumbling=1000", []]
     assert encode_index(Chain(), IndexHead("totals", 5, 12, "int", times=GroupTimes())) == ()
 
 

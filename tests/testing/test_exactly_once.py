@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 import pytest
 
-from exactlyonce import DeadLetters, Pipeline, Record
+from exactlyonce import Count, DeadLetters, Pipeline, Record, Tumbling
 from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, GraphError
 from exactlyonce.sinks import KafkaSink, RedisSink
@@ -200,3 +201,45 @@ def test_what_cannot_be_exactly_once_is_refused() -> None:
         assert_exactly_once(files, {"orders": ORDERS})
     with pytest.raises(ConfigError, match=r"The pipeline has no source 'payments': name one of orders\."):
         assert_exactly_once(order_totals(), {"payments": ORDERS})
+
+
+class Visit(msgspec.Struct):
+    page: str
+    at: datetime
+
+
+def at(second: int) -> datetime:
+    return datetime(2026, 11, 20, 12, 0, second, tzinfo=timezone.utc)
+
+
+VISITS = [Visit("home", at(1)), Visit("shop", at(4)), Visit("home", at(7)), Visit("home", at(13))]
+
+
+def counted(**source: Any) -> Pipeline:
+    pipeline = Pipeline("visits")
+    visits = pipeline.source("visits", KafkaSource("visits", value=Visit, time="at", **source))
+    counts = visits.key_by(lambda visit: visit.page).window(Tumbling("10s")).aggregate("counts", Count())
+    counts.map(lambda count: f"{count.key} {count.value}", output=str).sink("out", KafkaSink("out"))
+    return pipeline
+
+
+def test_windows_of_event_time_close_at_the_end_of_the_inputs() -> None:
+    """Messages have the times of their records, unless a record says another."""
+    wanted = ["home 2", "shop 1"]
+    assert_exactly_once(counted(), {"visits": VISITS}, {"out": [*wanted, "home 1"]}, crashes_max=5)
+    assert_exactly_once(counted(), {"visits": VISITS}, {"out": wanted}, crashes_max=0, drain=False)
+    ahead = Record(Visit("home", at(59)), None, timestamp_ms=1)
+    skipping = counted(on_time_error="skip")
+    assert_exactly_once(skipping, {"visits": [*VISITS, ahead]}, {"out": [*wanted, "home 1"]}, crashes_max=0)
+    undecoded = counted(on_error="skip")
+    assert_exactly_once(undecoded, {"visits": [b"{}", None, *VISITS]}, {"out": [*wanted, "home 1"]}, crashes_max=0)
+
+
+def test_a_failure_shows_the_line_of_the_test_and_the_cause_alone() -> None:
+    """No line of the simulation comes between them."""
+    ahead = Record(VISITS[0], None, timestamp_ms=1)
+    with pytest.raises(ExactlyOnceError, match="after the timestamp of its message") as failed:
+        assert_exactly_once(counted(), {"visits": [ahead]})
+    assert "testing/simulation" not in str(failed.getrepr())
+    places = [str(frame.path) for frame in failed.traceback.filter(failed)]
+    assert places == [__file__]

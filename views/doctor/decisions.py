@@ -32,9 +32,24 @@ def check_decisions(subject: Subject, findings: Findings) -> None:
         )  # fmt: skip
         return
     findings.checked.append(f"decisions in {topic}")
+    _failure(subject, subject.history, findings)
     _damage(subject, subject.history, findings)
     if subject.history.unfinalized is not None:
         _unfinalized(subject, subject.history, subject.history.unfinalized, findings)
+
+
+def _failure(subject: Subject, history: History, findings: Findings) -> None:
+    """Report why the last run ended, if it failed and none has begun since."""
+    newest = history.newest_incarnation
+    if newest is None or not newest.exit_code:
+        return
+    ago = shown_duration(max(0, subject.now_ms - newest.heartbeat_ms))
+    skip = f", or leave the record out: `exactlyonce run ... --skip {newest.skip}`" if newest.skip else ""
+    findings.add(
+        "decisions", f"The last run has failed with code {newest.exit_code}, {ago} ago: {newest.failure.rstrip('.')}",
+        whose=f"incarnation {newest.incarnation}, process {newest.process} on {newest.host}",
+        do=f"as it says, and run the pipeline again{skip}",
+    )  # fmt: skip
 
 
 def _damage(subject: Subject, history: History, findings: Findings) -> None:

@@ -15,6 +15,8 @@ from exactlyonce.pipeline.errors import BrokerRefused, Halt, UserError
 
 PROBLEM, NOTE = "problem", "note"
 """A note needs no action: it goes away by itself, or with the next run."""
+CAUSES = ("rights", "settings", "stores", "inputs", "blocks", "decisions", "readers")
+"""Kinds of checks: each can be the cause of what a later one finds. A kind that is not here comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,16 @@ class Findings:
     unchecked: list[Unchecked] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     """The checks that were made."""
+
+    @property
+    def in_order(self) -> list[Diagnosis]:
+        """Problems before notes, and what may be a cause before its effects."""
+
+        def rank(diagnosis: Diagnosis) -> tuple[bool, int]:
+            kind = diagnosis.about
+            return diagnosis.level == NOTE, CAUSES.index(kind) if kind in CAUSES else -1
+
+        return sorted(self.diagnoses, key=rank)
 
     @property
     def problems(self) -> int:

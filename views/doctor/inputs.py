@@ -1,4 +1,4 @@
-"""The inputs: whether a topic was replaced, and whether the records that checkpoints need are still there."""
+"""The topics: whether one was replaced, and whether the records that checkpoints need are still there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
 from exactlyonce.connectors.source import ReadsTopic
 from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import require_unread
+from exactlyonce.engines.surroundings.preflight import MADE_ANEW, output_gone, require_unread
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import Halt, TopicError
 from exactlyonce.pipeline.sizes import counted
@@ -31,6 +31,8 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
                 "inputs", f"Topic {topic} is missing", whose="the topic's (input)",
                 do="create it, or correct its name in the pipeline",
             )  # fmt: skip
+    if subject.newest is not None:
+        _check_outputs(subject.newest, facts, findings)
     if subject.newest is None or subject.traces.is_sink:
         return
     for name in sorted({position.topic for position in subject.newest.in_cluster}):
@@ -39,6 +41,16 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
             with findings.checking(f"what checkpoints need of {name}"):
                 there = Topic(name, known.topic_id, len(known.replicas))
                 _unread(subject, subject.newest, topics, there, name, findings)
+
+
+def _check_outputs(newest: Manifest, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:
+    """Compare the output topics with those that the checkpoint has written to."""
+    for name, before in sorted(newest.output_ids.items()):
+        known = facts.get(name)
+        if known is not None and known.visible and known.topic_id != before:
+            what, _, choices = str(output_gone(newest, name, MADE_ANEW)).partition("\n")
+            do = choices.strip().removeprefix("Choices: ")
+            findings.add("outputs", what, whose="the topic's (output)", do=do)
 
 
 def _check_elsewhere(

@@ -99,8 +99,7 @@ class ReadersCheck:
             places.append((topic, partition, producer.transaction_start_offset or 0, behind[partition]))
 
     def _owner(self, producer: ProducerState) -> _Owner:
-        listed = self.transactions.list("", [producer.producer_id])
-        name = next((one.transactional_id for one in listed if one.producer_id == producer.producer_id), None)
+        name = self.transactions.named(producer.producer_id)
         return _Owner(name, self.transactions.describe([name])[name] if name is not None else None)
 
     def _report(self, held: _Held, owner: _Owner) -> None:
@@ -164,8 +163,9 @@ class ReadersCheck:
         producer, subject = held.producer, self.subject
         hangs = lost or owner.name is None
         if name is not None:
-            whose, do = f"{owner.name} of another pipeline, {name.pipeline}", f"run {name.pipeline}, which ends it"
-            run = [f"exactlyonce doctor {name.pipeline}"]
+            whose = f"{owner.name} of another pipeline, {name.pipeline}"
+            do = f"look at {name.pipeline}; if it does not run, run it, or abort what it has left"
+            run = [f"exactlyonce doctor {name.pipeline}", f"exactlyonce transactions abort {name.pipeline}"]
         elif owner.name is not None:
             whose = f"{owner.name}, none of exactlyonce's (producer id {producer.producer_id}, epoch {producer.epoch})"
             do, run = "let the program whose transactional id that is end it, or wait until the broker does", []

@@ -29,6 +29,11 @@ def check_stores(subject: Subject, findings: Findings) -> None:
                 "stores", f"Waiting output of sink {sink} may be removed: {view.risk}", level=NOTE,
                 do="let the rule leave out that prefix, or never leave the pipeline stopped or failing for so long",
             )  # fmt: skip
+        if view.growth:
+            findings.add(
+                "stores", f"The table of sink {sink} {view.growth}", level=NOTE,
+                do="as it says, by a job beside the pipeline: docs/sinks/iceberg.md, Upkeep",
+            )  # fmt: skip
         if view.origin and subject.history is not None and subject.newest is not None:
             with findings.checking(f"the ledger of sink {sink}"):
                 _ledger(subject, subject.history, sink, view, findings)

@@ -15,6 +15,7 @@ from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.visible import Writer
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.lane_audit import lane_name
@@ -109,6 +110,11 @@ class VisibleRecords:
             known=frozenset(known_writers([self._history])),
             timed=frozenset(self.timed),
             placed=frozenset(self.placed),
+            partitioners={
+                (manifest.checkpoint, output.sink): partitioner_in(manifest, output.sink, client.settings)
+                for manifest in manifests
+                for output in manifest.sinks
+            },
         )
         partitions = [ClaimedPartition(*place, tuple(own), to_end) for place, own in sorted(self.claims.items())]
         file = stage_messages(f"{files}partitions", [common, *partitions])

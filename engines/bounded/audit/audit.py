@@ -18,6 +18,7 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.kafka.visible import is_visible
@@ -346,7 +347,7 @@ class Audit:
     def _lanes(self, recomputed: Recomputed, present: Mapping[str, int], files: str) -> Iterator[LaneAudit]:
         """The lanes that have expected or visible records."""
         manifest, visible = recomputed.manifest, self._visible
-        for sink, topic, _ in manifest.sinks:
+        for sink, topic in ((output.sink, output.topic) for output in manifest.sinks):
             outputs = stage_messages(
                 f"{files}outputs-{manifest.checkpoint}-{sink}", [[*recomputed.files.get(sink, ())]]
             )
@@ -360,6 +361,7 @@ class Audit:
                         owner=owner,
                         topic=topic,
                         by_partition=recomputed.is_by_partition(sink),
+                        partitioner=partitioner_in(manifest, sink, self._client.settings),
                         placed=sink in visible.placed,
                         timed=sink in visible.timed,
                         partitions=counts,
@@ -373,7 +375,7 @@ class Audit:
         """The present number of partitions of the output topics that exist."""
         present = {}
         with closing(Topics(self._client)) as topics:
-            for name in sorted({topic for recomputed in again for _, topic, _ in recomputed.manifest.sinks}):
+            for name in sorted({output.topic for recomputed in again for output in recomputed.manifest.sinks}):
                 with suppress(TopicError):
                     present[name] = topics.describe([name])[name].partitions
         return present
@@ -393,7 +395,7 @@ class Audit:
             ours = {state.producer_id for state in transactions.list(transaction_prefix(pipeline))}
         ours |= {producer_id for producer_id, _ in known}
         first = intervals[0]
-        sinks = {topic: sink for interval in intervals for sink, topic, _ in interval.manifest.sinks}
+        sinks = {output.topic: output.sink for interval in intervals for output in interval.manifest.sinks}
         weaker = [node.sink for node in self._graph.sinks if node.sink and node.sink.delivery != EXACTLY_ONCE]
         shared = {sink.topic for sink in weaker}
         if first.base.checkpoint == 0:  # else an expired checkpoint may have written there

@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_loops
@@ -191,7 +192,7 @@ def recomputed(
 
 def topic_of(manifest: Manifest, sink: str) -> tuple[str, int]:
     """The topic of a sink, and its number of partitions then."""
-    return next((topic, partitions) for id, topic, partitions in manifest.sinks if id == sink)
+    return next((output.topic, output.partitions) for output in manifest.sinks if output.sink == sink)
 
 
 def partition_counts(client: ClientConfig, history: History, manifest: Manifest, sink: str) -> list[int]:
@@ -209,8 +210,8 @@ def partition_counts(client: ClientConfig, history: History, manifest: Manifest,
 def counts_before(history: History, manifest: Manifest, sink: str, present: Iterable[int]) -> list[int]:
     """`partition_counts`, where *present* has the count that the topic has now, if it exists."""
     topic, own = topic_of(manifest, sink)
-    sinks = [(id, name, count) for retained in history.retained for id, name, count in retained.sinks]
-    counts = {*present, *(count for id, name, count in sinks if (id, name) == (sink, topic))}
+    outputs = [output for retained in history.retained for output in retained.sinks]
+    counts = {*present, *(known.partitions for known in outputs if (known.sink, known.topic) == (sink, topic))}
     return [own, *sorted(counts - {own})]
 
 
@@ -253,7 +254,9 @@ def _common(
         storage=manifest.storage,
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
+        rules=manifest.rules,
         output_partitions=_output_partitions(client, manifest),
+        partitioners={output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks},
         by_partition=bool(manifest.outputs_by_partition),
     )
 
@@ -263,11 +266,12 @@ def _output_partitions(client: ClientConfig, manifest: Manifest) -> dict[str, in
 
     Otherwise those of the checkpoint, or more that its producers may have known.
     """
-    counts = {id: count for id, _, count in manifest.sinks}
+    counts = {output.sink: output.partitions for output in manifest.sinks}
     with closing(Topics(client)) as topics:
-        for id, topic, count in manifest.sinks:
+        for output in manifest.sinks:
             with suppress(TopicError):
-                counts[id] = max(count, topics.describe([topic])[topic].partitions)
+                present = topics.describe([output.topic])[output.topic].partitions
+                counts[output.sink] = max(output.partitions, present)
     return {**counts, **dict(manifest.outputs_by_partition)}
 
 

@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.confluent import NOW
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import Outgoing, write_again
-from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
+from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import (
     Recomputed,
@@ -105,7 +105,7 @@ class ReplayRepair:
         """The records of *lost* among the outputs of its sink subtask, or why it cannot be told which they are."""
         committables = manifest.committables
         whole = next(one for one in committables if one.transactional_id == lost.transactional_id)
-        partition_of = partitioner(self._client.settings)
+        partition_of = partitioner(partitioner_in(manifest, lost.sink, self._client.settings))
 
         def share() -> Iterator[RecomputedOutput]:
             return share_of(manifest, whole, again.outputs(lost.sink, lost.subtask))

@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.confluent import ANY_PARTITION, NOW, make_producer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
+from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.replay.recompute import (
     Recomputed,
@@ -118,7 +118,7 @@ class Replay:
 
 
 def _chosen(manifest: Manifest, sink: str | None) -> str:
-    ids = [sink for sink, _, _ in manifest.sinks]
+    ids = [output.sink for output in manifest.sinks]
     if sink is None and len(ids) == 1:
         return ids[0]
     if not ids:
@@ -131,14 +131,14 @@ def _chosen(manifest: Manifest, sink: str | None) -> str:
 def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:
     """The counts of each sink and partition; *history* are the decisions by now."""
     counted: list[Count] = []
-    for sink, _, _ in manifest.sinks:
+    for sink in (output.sink for output in manifest.sinks):
         if manifest.partitions_of(sink) is not None:
             known = Counter[int | None]({lane: again.count(sink, lane) for lane in again.lanes(sink)})
             counted += _counts_of(sink, manifest, +known)
             continue
-        guesses = []
+        guesses, partition_of = [], partitioner(partitioner_in(manifest, sink, client.settings))
         for partitions in partition_counts(client, history, manifest, sink):
-            guesses.append(_counts_of(sink, manifest, _replayed(sink, again, partitioner(client.settings), partitions)))
+            guesses.append(_counts_of(sink, manifest, _replayed(sink, again, partition_of, partitions)))
             if agree(guesses[-1]):
                 break
         counted += guesses[-1] if agree(guesses[-1]) else guesses[0]
@@ -182,11 +182,12 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
     A missing topic is created with as many partitions as the sink's had; if it has as many, each record goes to the
     same partition.
     """
-    own = {read.topic for read in manifest.in_cluster} | {written for _, written, _ in manifest.sinks}
+    own = {read.topic for read in manifest.in_cluster} | {output.topic for output in manifest.sinks}
     if topic in own | {checkpoint_topic(manifest.pipeline)}:
         raise ConfigError(f"{topic!r} is a topic of the pipeline itself: name another one with --into.")
     _, partitions = topic_of(manifest, sink)
-    partition_of = partitioner(client.settings) if _has(client, topic, partitions) else None
+    by_key = partitioner(partitioner_in(manifest, sink, client.settings))
+    partition_of = by_key if _has(client, topic, partitions) else None
     name = f"exactlyonce-replay:{manifest.pipeline}:{manifest.checkpoint}:{sink}"
     errors: list[str] = []
     producer = make_producer(

@@ -41,6 +41,7 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator, Shuffle
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
@@ -190,7 +191,7 @@ class Assembly:
         self.decoders: list[SourceDecoder] = []
         self._sent = _sent_to(unit.subtask, stage, files, {edge.name for edge in plan.into(task)})
         self._config = ClientConfig(client)
-        self._notes: list[str] = []
+        self._notes = Notes()
         self._producers = ThreadPoolExecutor(1, "producers")
         self._staying = set[ReaderInTurn]()
         self._assembler = Assembler(
@@ -201,7 +202,7 @@ class Assembly:
             in_memory(),
             drops_fields=stage.drops_fields,
             skips=stage.skips,
-            note=self._notes.append,
+            notes=self._notes,
         )
         try:
             self._assembler.assemble(task, self, self.operators)
@@ -223,7 +224,7 @@ class Assembly:
         self._producers.shutdown(wait=False)
         for lane in self.partitions:
             lane.reader.close()
-        return [*self._notes, *self._close_operators()]
+        return [*self._notes.take_lines(), *self._close_operators()]
 
     def _close_operators(self) -> Iterator[str]:
         for operator, function in self.operators.functions:
@@ -239,7 +240,9 @@ class Assembly:
         source, unit, stage = cast("Readable", node.source), self.unit, self.stage
         base = [] if unit.split else [noted for noted in stage.base.offsets if noted.source == node.id]
         letters = self.operators.dead_letters.get(node.id)
-        decoder = SourceDecoder(node.id, source, _drop_note, base, skips=stage.skips, dead_letters=letters)
+        decoder = SourceDecoder(
+            node.id, source, before=base, skips=stage.skips, dead_letters=letters, rules=stage.rules
+        )
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
 
@@ -313,7 +316,8 @@ class Assembly:
                 receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
             elif self.stage.by_partition:
                 receivers = self.stage.output_partitions[node.id]
-                distribution = ByPartition(partitioner(self._config.settings), receivers, self.unit.subtask)
+                partition_of = partitioner(self.stage.partitioners[node.id])
+                distribution = ByPartition(partition_of, receivers, self.unit.subtask)
                 self.distributions.append(distribution)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return self._stage_output(node, encoder, receivers, distribution)
@@ -330,6 +334,7 @@ class Assembly:
             prepared=_refuse,
             note=_refuse,
             partitions=partitions,
+            partitioner=self.stage.partitioners.get(node.id),
         )
         waiting = _Waiting(opened.writer, self.blocks.attempt)
         return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
@@ -385,8 +390,8 @@ class _Clients:
     executor: ThreadPoolExecutor
     clock: SystemClock = field(default_factory=SystemClock)
 
-    def producers(self, topic: str) -> KafkaProducers:
-        return KafkaProducers(topic, self.config.confluent(), 0, self.executor)
+    def producers(self, topic: str, partitioner: str | None) -> KafkaProducers:
+        return KafkaProducers(topic, self.config.confluent(), 0, self.executor, partitioner=partitioner)
 
 
 class _Records:
@@ -399,10 +404,6 @@ class _Records:
 
 def _refuse(text: str) -> None:
     raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {text}")
-
-
-def _drop_note(line: str) -> None:
-    """Drop a decoder's note: nobody reads the stderr of an executor, and the receipt names skipped records."""
 
 
 def _drop_batch(batch: Batch) -> None:

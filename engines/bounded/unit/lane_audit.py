@@ -43,6 +43,8 @@ class LaneAudit(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     by_partition: bool
     """Whether the lane is a partition."""
+    partitioner: str
+    """The partitioner of its outputs."""
     placed: bool
     """Whether the sink chooses the partitions of its outputs."""
     timed: bool
@@ -137,7 +139,7 @@ def lane_name(owner: SinkLane, *, by_partition: bool) -> str:
 class _Audit:
     def __init__(self, client: ClientConfig, lane: LaneAudit, outputs: Sequence[OutputFile]) -> None:
         self._client, self._lane, self._outputs = client, lane, outputs
-        self._partition_of: Partitioner = partitioner(client.settings)
+        self._partition_of: Partitioner = partitioner(lane.partitioner)
         self._seen = {seen.partition: seen for seen in lane.seen}
         self._unjudged: list[str] = []
 

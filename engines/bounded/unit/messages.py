@@ -9,7 +9,7 @@ import msgspec
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
 from exactlyonce.engines.runtime.source_decoder import Skipped
@@ -66,10 +66,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     drops_fields: bool = False
     """`VersionedState.drops_fields`, of all states."""
     skips: tuple[RecordPlace, ...] = ()
+    rules: int = LATE_BELOW_LATEST
+    """See `Manifest.rules`."""
     incremental: bool = True
     """`CheckpointSettings.incremental`."""
     output_partitions: dict[str, int] = msgspec.field(default_factory=dict)
     """The number of partitions of each sink's topic, by sink."""
+    partitioners: dict[str, str] = msgspec.field(default_factory=dict)
+    """The partitioner of each of these sinks."""
     sent: tuple[SentFile, ...] = ()
     """The files of the stages before."""
 

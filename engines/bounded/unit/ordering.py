@@ -7,7 +7,7 @@ stay open between two reads; a closed one goes on at its position, and loses onl
 
 By time, watermarks follow from the records alone: no partition is idle, and the end of a range says nothing. A replay
 takes those of the log, at their places; what its inputs say must agree. What a watermark makes due is out before
-anything else is taken.
+anything else is taken, unless the log says how much of it was.
 """
 
 from __future__ import annotations
@@ -22,10 +22,21 @@ from typing import Any, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.bounded.unit.staging import Frames
-from exactlyonce.engines.runtime.assembler import FIRED_TOGETHER, TaskOperators, WatermarkInput
+from exactlyonce.engines.runtime.assembler import TaskOperators, WatermarkInput
 from exactlyonce.engines.runtime.batch import Batch, Push, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.order_log import CLOCK, FLOOR, IDLE, INEXACT, NOT_A_SOURCE, RECORDS, OrderRuns, runs_of
+from exactlyonce.engines.runtime.order_log import (
+    CLOCK,
+    FIRED,
+    FLOOR,
+    IDLE,
+    INEXACT,
+    NOT_A_SOURCE,
+    OVER,
+    RECORDS,
+    OrderRuns,
+    runs_of,
+)
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.source_times import SourceTimes
@@ -259,13 +270,7 @@ def _advance(operators: TaskOperators, source: WatermarkInput, watermark: Waterm
     """Take *watermark* of *source*, if there is one, with all results that it makes due."""
     if watermark is not None:
         operators.advance(source, watermark)
-    _fire(operators)
-
-
-def _fire(operators: TaskOperators) -> None:
-    """Give all results that are due."""
-    while operators.firings:
-        operators.fire(FIRED_TOGETHER)
+    operators.fire_all()
 
 
 def take_along(
@@ -282,12 +287,25 @@ def take_along(
     by_name = {(lane.name, lane.partition): lane for lane in lanes}
     order = operators.order
     together: list[Batch] = []
-    for (name, partition, kind), count in runs_of(logs):
+    interrupted = False
+    for number, ((name, partition, kind), count) in enumerate(runs_of(logs)):
         if (name, partition, kind) == INEXACT:
             raise Halt(
                 "It cannot be recomputed: the run was one with mode at_least_once, and took records of the next "
                 "checkpoint before this one, or of this one before the last."
             )
+        if kind == FIRED and not number:
+            interrupted = True
+            if order is not None:
+                order.begins_within(name)
+            continue
+        if kind in (FIRED, OVER):
+            if not operators.fire_along(name, count, over=kind == OVER):
+                raise _does_not_fit(f"in operator {name!r}: the log has {count} results that it does not give")
+            interrupted = kind == FIRED
+            continue
+        if not interrupted:
+            operators.fire_all()
         if kind == FLOOR:
             sources[name].times.follow_floor(partition, count)
             if order is not None:
@@ -295,14 +313,13 @@ def take_along(
             continue
         if kind == CLOCK:
             operators.tell_time(count)
-            _fire(operators)
             continue
         if kind != RECORDS:
             watermark = Watermark(count, kind == IDLE)
             said_by = sources.get(name) or by_name.get((name, NOT_A_SOURCE))
             if not isinstance(said_by, SourceWatermarks | ChannelLane) or not said_by.follow(watermark):
                 raise _misfit(name, NOT_A_SOURCE, f"the log has the watermark {_shown(count)}, and it says another one")
-            _advance(operators, said_by, watermark)
+            operators.advance(said_by, watermark)
             continue
         lane = by_name.get((name, partition))
         if lane is None:
@@ -317,6 +334,8 @@ def take_along(
             together = []
             if order is not None:
                 order.end_batch()
+    if not interrupted:
+        operators.fire_all()
     for name, count in (left or {}).items():
         lane = by_name.get((name, NOT_A_SOURCE))
         if lane is None:
@@ -350,7 +369,11 @@ def _shown(time: int) -> str:
 
 def _misfit(name: str, partition: int, why: str) -> Halt:
     where = f"partition {partition} of source {name!r}" if partition != NOT_A_SOURCE else f"channel {name}"
+    return _does_not_fit(f"of {where}: {why}")
+
+
+def _does_not_fit(why: str) -> Halt:
     return Halt(
-        f"The order log does not fit what is read of {where}: {why}. The input is not what the first run read, or the "
+        f"The order log does not fit what is read {why}. The input is not what the first run read, or the "
         f"pipeline does not do what it did (it depends on time, chance or its surroundings): it cannot be recomputed."
     )

@@ -19,7 +19,7 @@ from confluent_kafka import Message
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
+from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, scan, visible_record, visible_runs
 from exactlyonce.engines.bounded.unit.digests import Digest, RecordDigest
@@ -75,6 +75,8 @@ class AuditedOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The sinks whose outputs have a time of their own in the log."""
     placed: frozenset[str]
     """The sinks that choose the partitions of their outputs."""
+    partitioners: dict[tuple[int, str], str]
+    """The partitioner of each output, by checkpoint and sink."""
 
 
 class ClaimedPartition(msgspec.Struct, frozen=True):
@@ -189,7 +191,6 @@ class _Lane:
 class _Reading:
     def __init__(self, client: ClientConfig, output: AuditedOutput, claimed: ClaimedPartition) -> None:
         self._client, self._output, self._claimed = client, output, claimed
-        self._partition_of: Partitioner = partitioner(client.settings)
         self._lanes: defaultdict[SinkLane, _Lane] = defaultdict(_Lane)
         self._read_of: Counter[Writer] = Counter()
         """The number of visible records of each writer."""
@@ -258,7 +259,8 @@ class _Reading:
     def _attribute(self, claim: Claim, lane: _Lane, messages: Sequence[Message]) -> None:
         keys = list(map(_key, messages))
         if may_be_at_random(claim, self._output):
-            at_random = [self._partition_of(key, 1) is None for key in keys]
+            partition_of = partitioner(self._output.partitioners[claim.checkpoint, claim.sink])
+            at_random = [partition_of(key, 1) is None for key in keys]
             if any(at_random):
                 lane.at_random += sum(at_random)
                 others = list(map(not_, at_random))

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.stats import slowest, slowest_first
 from exactlyonce.engines.local.messages import Progress, WatermarkOf
 from exactlyonce.engines.local.monitoring.health import Health
-from exactlyonce.engines.local.monitoring.serving import Answer, Asked, Paths
+from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Paths
 from exactlyonce.engines.local.monitoring.triggered import TriggeredCheckpoint, TriggeredCheckpoints
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 
@@ -95,6 +98,10 @@ class Page(Reporter):
         self._subtasks = [(task.name, subtask) for task in plan.tasks for subtask in range(plan.parallelism)]
         self._lock = threading.Lock()
         self._state = ""
+        self._asks: tuple[str, int] | None = None
+        """What a run that has not begun asks for, and since when by the monotonic clock, in ms."""
+        self._current_ms: int | None = None
+        """When a worker last sent its figures while none waited for its sources, by the monotonic clock."""
         self._incarnation = self._restarts = self._deployments = 0
         self._figures: Mapping[str, Any] = {}
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
@@ -111,7 +118,9 @@ class Page(Reporter):
             self._checkpoints.event(event)
             match event["event"], event.get("step"):
                 case "started", _:
-                    self._incarnation = event["incarnation"]
+                    self._incarnation, self._asks = event["incarnation"], None
+                case "step", "asks":
+                    self._asks = event["whom"], self._clock.monotonic_ms()
                 case (("note" | "standby"), _):
                     self._notes.append((event["at_ms"], event["text"]))
                 case "step", "deployed":
@@ -127,7 +136,10 @@ class Page(Reporter):
 
     def progress(self, progress: Progress) -> None:
         with self._lock:
-            self._workers.setdefault(progress.subtask, WorkerFigures()).add(self._clock.monotonic_ms() / 1000, progress)
+            now_ms = self._clock.monotonic_ms()
+            self._workers.setdefault(progress.subtask, WorkerFigures()).add(now_ms / 1000, progress)
+            if not any(figures.newest.waiting for figures in self._workers.values()):
+                self._current_ms = now_ms
 
     def turned(self, state: str, rests_s: float = 0.0) -> None:
         self._state = state
@@ -155,11 +167,12 @@ class Page(Reporter):
 
     def state(self) -> dict[str, Any]:
         """All but the details of checkpoints, for JSON."""
-        verdict, waiting = self._health.wellness, self._waiting()
+        verdict, waiting, now_ms = self._health.wellness, self._waiting(), self._clock.now_ms()
         with self._lock:
-            operators = self._operators()
+            operators, current_ms = self._operators(), self._current_ms
             return {
-                "pipeline": self._pipeline, "parallelism": self._parallelism, "at_ms": self._clock.now_ms(),
+                "pipeline": self._pipeline, "parallelism": self._parallelism, "at_ms": now_ms,
+                "as_of_ms": None if current_ms is None else now_ms - (self._clock.monotonic_ms() - current_ms),
                 "state": self._state, "well": verdict.well, "sentence": verdict.sentence,
                 "cause": self._cause(operators, well=verdict.well), "incarnation": self._incarnation,
                 "restarts": max(0, self._deployments - 1), "figures": self._figures, "samples": list(self._samples),
@@ -186,14 +199,15 @@ class Page(Reporter):
     def _watermarks(self) -> Iterator[dict[str, Any]]:
         """By source and operator, the lowest of its subtasks that expect records."""
         lowest: dict[str, WatermarkOf] = {}
-        late = Counter[str]()
+        late, came = Counter[str](), Counter[str]()
         for figures in self._workers.values():
             late.update(figures.newest.late)
+            came.update({operator: records for operator, (_, records) in figures.newest.operators.items()})
             for id, watermark in figures.newest.watermarks.items():
                 lowest[id] = min(lowest.get(id, watermark), watermark, key=lambda known: (known.idle, known.time_ms))
         for id, watermark in lowest.items():
             at_ms = watermark.time_ms if NO_WATERMARK < watermark.time_ms < END_OF_TIME else None
-            yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id]}
+            yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id], "came": came[id]}
 
     def _partitions(self) -> Iterator[dict[str, Any]]:
         for figures in self._workers.values():
@@ -208,6 +222,9 @@ class Page(Reporter):
                 return f"worker {figures.newest.subtask}: {waits[0]}"
         if not well and (recent := self._recent_note()):
             return recent
+        if self._asks is not None:
+            whom, since_ms = self._asks
+            return f"no answer yet from {whom}, after {shown_duration(self._clock.monotonic_ms() - since_ms)}"
         busy = {name: of["busy"] for name, of in operators.items() if of.get("busy", 0.0) >= BUSY_SHARE}
         if busy:
             name = max(busy, key=busy.__getitem__)
@@ -229,6 +246,11 @@ def paths_of(
     *changes* are those of the state; None: it is asked for now and then.
     """
     html = (Path(__file__).parent / "page.html").read_bytes()
+    script = sha256(html.partition(b"<script>")[2].partition(b"</script>")[0]).digest()
+    policy = (
+        f"{POLICY}; connect-src 'self'; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{base64.b64encode(script).decode()}'"
+    )
 
     def answer_state(asked: Asked) -> Answer:
         if changes is None:
@@ -244,7 +266,7 @@ def paths_of(
         return Answer(msgspec.json.encode(known), "application/json", 404 if known is None else 200)
 
     return {
-        below: lambda _: Answer(html, "text/html; charset=utf-8"),
+        below: lambda _: Answer(html, "text/html; charset=utf-8", policy=policy),
         f"{below}state.json": answer_state,
         f"{below}checkpoint.json": answer_checkpoint,
     }

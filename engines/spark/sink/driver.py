@@ -16,7 +16,7 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -28,16 +28,26 @@ from exactlyonce.checkpoint.decision_log import fenced, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import SPARK_SINK
+from exactlyonce.checkpoint.records.manifest import SPARK_SINK, Manifest, Output
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING
+from exactlyonce.connectors.kafka.topics import Topic
+from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.spark.sink.leader_config import ATTEMPT, JobRetention, ManifestRetention, SinkConfig
+from exactlyonce.engines.spark.sink.leader_config import (
+    ATTEMPT,
+    JobRetention,
+    ManifestRetention,
+    SinkConfig,
+    output_of,
+)
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job, Position, Tally, rows_decided
 from exactlyonce.engines.spark.sink.task import SINK
+from exactlyonce.engines.surroundings.preflight import MADE_ANEW, output_gone
 from exactlyonce.engines.surroundings.stores import Stores
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StoreUnavailable, Undetermined, require
 from exactlyonce.pipeline.failpoints import hit
@@ -65,8 +75,8 @@ class SinkDriver:
         self.options, self.driver = options, driver
         self._connections = Connections(options.client(), options.sink_id, self._note)
         self._connections.answers.append(self._surroundings)
-        self._partitions: dict[str, int] = {}
-        """By topic, as counted since the present job began, because topics grow."""
+        self._topics: dict[str, Topic] = {}
+        """By name, as described since the present job began, because topics grow."""
         self._stores: Stores | None = None
         self._config: SinkConfig | None = None
         self._leader: Leader | None = None
@@ -99,7 +109,7 @@ class SinkDriver:
             accept_loss=self.options.accept_loss,
             staging=self._stores.staging,
             store_timeout_ms=self.options.store_timeout_ms,
-            count_partitions=self._count_partitions,
+            outputs=self._outputs,
         )
         config = replace(self._config, **changes)
         log = connections.open_log(topic, transaction_timeout_ms=config.transaction_timeout_ms, replay=NO_REPLAY)
@@ -115,15 +125,17 @@ class SinkDriver:
 
     def assign(self) -> Assignment:
         """Finish or abort earlier jobs, and assign the tasks of the next one."""
-        self._partitions.clear()
+        self._topics.clear()
         if self.options.topic:
-            self._count_partitions(self.options.topic)
+            self._described(self.options.topic)
         is_new = self._leader is None
         leader = self._leader or self._new_leader()
         assert self._stores is not None
         if is_new:
             self._stores.check()
         history = self._connections.drive(leader.log.peek())
+        if history is not None:
+            self._require_same_outputs(history)
         newest = history.newest_incarnation if history else None
         begins = history is None or newest is None or newest.host != self.driver or history.unfinalized is not None
         # another process may have fenced another ledger, or none, or it may yet decide rows that would be cleaned
@@ -136,14 +148,52 @@ class SinkDriver:
             self._clean(leader, newest.incarnation, self._attempt)
         assert history is not None
         assert newest is not None
-        position = Position.of(history.latest)
+        position, partitioner = Position.of(history.latest), self._partitioner(history.latest)
         self._looked = history
         self._connections.drive(leader.transactions.sweep_for(newest, leader.config.fenced_below(newest)))
         self._looked = None
         hit("coordinator-swept")
         timeout_ms, topic = leader.config.transaction_timeout_ms, leader.log.topic
-        self._assignment = Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
+        self._assignment = Assignment(
+            newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic, partitioner
+        )
+        if history.latest is None:
+            self._note_other_writers(partitioner)
         return self._assignment
+
+    def _partitioner(self, newest: Manifest | None) -> str:
+        """The partitioner of the sink, which stays; ConfigError where the options have another one."""
+        chosen = self.options.partitioner
+        known = "" if newest is None else newest.partitioner_of(SINK)
+        if known and chosen not in (None, known) and self.options.target is None:
+            raise ConfigError(
+                f"Sink {self.options.sink_id!r} has put keys into partitions by {known}, and is to do so by {chosen} "
+                f"now: a key would go on in another partition, and readers would see its rows out of order.\n"
+                f'  Choices: .option("{SETTING}", "{known}"), or none, to go on as before; or, if readers bear that '
+                f"order, a sinkId of its own, which begins a new output."
+            )
+        return known or chosen or DEFAULT
+
+    def _outputs(self, topics: Iterable[str]) -> tuple[Output, ...]:
+        """The outputs of a decision whose rows are in *topics*; one without rows repeats those before it."""
+        latest = self._connections.log.history.latest
+        written = [output_of(self._described(topic), self._partitioner(latest)) for topic in topics]
+        return tuple(written) if written or latest is None else latest.sinks
+
+    def _note_other_writers(self, partitioner: str) -> None:
+        """Note that the sink begins in a topic whose keys another partitioner has put into their partitions."""
+        name = self.options.topic
+        if not name or "key" not in self.options.columns:
+            return
+        topics = self._connections.topics
+        if other := other_partitioner(topics, topics.describe([name])[name], partitioner):
+            print(
+                f"exactlyonce, sink {self.options.sink_id}: the keys of topic {name} lie in partitions by {other}, and "
+                f"this sink writes by {partitioner}, so a key goes on in another partition: begin with "
+                f'.option("{SETTING}", "{other}") under another sinkId, if its order matters across both',
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _is_undecided(self, history: History | None) -> bool:
         """Whether the job of the last assignment was not decided, or another process has assigned since.
@@ -190,11 +240,11 @@ class SinkDriver:
         try:
             yield
         except Halt as error:
-            if (accepting := re.search(r"--accept-loss (\d+)", str(error))) is None:
-                raise
-            raise Halt(
-                f'{error}\n  This is a sink of Spark, which accepts that by .option("acceptLoss", "{accepting[1]}").'
-            ) from None
+            for option, name in (("accept-loss", "acceptLoss"), ("accept-new-output", "acceptNewOutput")):
+                if (accepted := re.search(rf"--{option} ([^\s`]+?)(?=[,`])", str(error))) is not None:
+                    by = f'.option("{name}", "{accepted[1]}")'
+                    raise Halt(f"{error}\n  This is a sink of Spark, which accepts that by {by}.") from None
+            raise
 
     # --- after a job ----------------------------------------------------------------------------------------------
 
@@ -206,7 +256,7 @@ class SinkDriver:
         incarnation = flushed[0].incarnation
         assigned = all((task.incarnation, task.job) == (incarnation, job) for task in flushed)
         require(assigned, "A job has one assignment")
-        self._partitions.clear()
+        self._topics.clear()
         leader = self._take_up(incarnation, flushed)
         history = leader.log.history
         position, tally = Position.of(history.latest), sum((task.tally for task in flushed), start=Tally())
@@ -357,19 +407,29 @@ class SinkDriver:
 
     # --- both -----------------------------------------------------------------------------------------------------
 
-    def _count_partitions(self, topic: str) -> int:
-        if topic not in self._partitions:
-            self._partitions[topic] = self._connections.topics.describe([topic])[topic].partitions
-        return self._partitions[topic]
+    def _described(self, topic: str) -> Topic:
+        if topic not in self._topics:
+            self._topics |= self._connections.topics.describe([topic])
+        return self._topics[topic]
+
+    def _require_same_outputs(self, history: History) -> None:
+        """Halt if a topic that the retained jobs have written to was created again since, unless that is accepted."""
+        written: dict[str, tuple[str, Manifest]] = {}
+        for manifest in history.retained:
+            written |= {name: (topic_id, manifest) for name, topic_id in manifest.output_ids.items()}
+        for name, (before, manifest) in written.items():
+            if name != self.options.accept_new_output and self._described(name).topic_id != before:
+                with self._sparks_choices():
+                    raise output_gone(manifest, name, MADE_ANEW)
 
     def _surroundings(self, request: ask.Request) -> Any:
         """The answer of a sink, which has no inputs; or `NotImplemented` if *request* is about something else."""
         match request:
             case ask.KnownOutputs():
                 history = self._looked or self._connections.log.history
-                topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
+                topics = {output.topic for manifest in history.retained for output in manifest.sinks}
                 wanted = sorted(topics | {self.options.topic} - {""})
-                return tuple((SINK, topic, self._count_partitions(topic)) for topic in wanted)
+                return tuple(output_of(self._described(topic)) for topic in wanted)
             case (
                 ask.CreateOutputs() | ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
                 | ask.CheckContinuity()
@@ -390,8 +450,9 @@ _drivers: dict[tuple[Any, ...], SinkDriver] = {}
 def with_driver(options: SinkOptions, use: Callable[[SinkDriver], R]) -> R:
     """*use* the driver that this process keeps for *options*; an error drops it."""
     key = (
-        options.sink_id, options.topic, options.accept_loss, options.transaction_timeout_ms, options.target,
-        options.store_timeout_ms, *sorted(options.client_settings.items()),
+        options.sink_id, options.topic, options.accept_loss, options.accept_new_output,
+        options.transaction_timeout_ms, options.target, options.store_timeout_ms,
+        *sorted(options.client_settings.items()),
     )  # fmt: skip
     driver = _drivers.pop(key, None) or SinkDriver(options, driver_name())
     driver.options = options

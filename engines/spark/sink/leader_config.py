@@ -18,9 +18,10 @@ from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.encoding import encode_in_parts
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import SPARK_SINK, BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.records.manifest import SPARK_SINK, BlockRef, Incarnation, Manifest, Output
 from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.engines.spark.sink.task import SINK
 from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StoreUnavailable
 
@@ -29,12 +30,17 @@ ATTEMPT = 1
 MANIFESTS_RETAINED = 3
 
 
+def output_of(topic: Topic, partitioner: str = "") -> Output:
+    return Output(SINK, topic.name, topic.partitions, topic.topic_id, partitioner)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkConfig(LeaderConfig):
     """A sink: without inputs and state, its transactions below the driver's own attempt."""
 
     attempt: int = ATTEMPT
-    count_partitions: Callable[[str], int]
+    outputs: Callable[[Iterable[str]], tuple[Output, ...]]
+    """Gives the outputs of a manifest whose rows are in these topics."""
 
     def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
         """Skip ids whose transaction is complete: its end from outside, or by the broker, raised the epoch, so its
@@ -50,7 +56,7 @@ class SinkConfig(LeaderConfig):
             kind=SPARK_SINK,
             max_parallelism=tasks,
             parallelism=tasks,
-            sinks=tuple((SINK, topic, self.count_partitions(topic)) for topic in topics),
+            sinks=self.outputs(topics),
         )
         try:
             encode_in_parts(filled)

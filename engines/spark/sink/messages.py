@@ -7,6 +7,7 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.engines.spark.sink.position import Job, Position, Tally
 
 
@@ -22,6 +23,8 @@ class Assignment(msgspec.Struct, frozen=True):
     """The attempt to write to a store; it grows with every assignment of the incarnation."""
     topic: TopicInfo
     """The sink's checkpoint topic, which may hold rows for a store."""
+    partitioner: str = DEFAULT
+    """The partitioner of rows for Kafka."""
 
 
 class Flushed(msgspec.Struct, frozen=True):

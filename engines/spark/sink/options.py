@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import SETTING, partitioner
 from exactlyonce.engines.spark.sink.target import ARGUMENTS, StoreTarget, parse_target
 from exactlyonce.engines.spark.sink.target import KAFKA as TO_KAFKA
 from exactlyonce.pipeline.durations import duration_ms
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 KAFKA = "kafka."
 OPTIONS = ("sinkId", "sink", "adoptQuery", "acceptLoss", "writeId")
-OF_KAFKA = ("topic", "transactionTimeout")
+OF_KAFKA = ("topic", "partitioner", "transactionTimeout", "acceptNewOutput")
 OF_STORES = ("storeTimeout",)
 BATCH_ONLY = ("writeId",)
+REPEATABLE = "none"
+"""The `writeId` of a write that counts anew each time it runs."""
 WRITE_ID_BYTES_MAX = 128
 """A decision, one record, holds the last thousand ids."""
 TIMEOUT_DEFAULT_MS = 15 * 60_000
@@ -56,10 +59,15 @@ class SinkOptions:
     """The place of each existing column of `COLUMNS`."""
     adopt_query: str
     accept_loss: int | None
+    accept_new_output: str
+    """A topic to write to though it was created again since the last job; empty: none."""
     write_id: str
+    """Empty: none was given."""
     transaction_timeout_ms: int | None
     """None: see `timeout_within`."""
     client_settings: Mapping[str, str] = field(repr=False)
+    partitioner: str | None = None
+    """The partitioner by which keys are distributed; None: none was chosen."""
     target: StoreTarget | None = None
     """The store for the rows; None: Kafka."""
     store_timeout_ms: int = STORE_TIMEOUT_MS
@@ -110,9 +118,11 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
         columns=_columns(schema, topic) if target is None else {},
         adopt_query=options.get("adoptquery", ""),
         accept_loss=_checkpoint(options.get("acceptloss")),
+        accept_new_output=options.get("acceptnewoutput", ""),
         write_id=_write_id(options.get("writeid", "")),
         transaction_timeout_ms=_timeout_ms(options.get("transactiontimeout")),
         client_settings=client_settings,
+        partitioner=_partitioner(options.get(SETTING, client_settings.get(SETTING))),
         target=target,
         store_timeout_ms=duration_ms(options.get("storetimeout", f"{STORE_TIMEOUT_MS}ms"), "storeTimeout"),
     )
@@ -163,6 +173,12 @@ def _write_id(text: str) -> str:
     if len(text.encode()) > WRITE_ID_BYTES_MAX:
         raise ConfigError(f"writeId has {len(text.encode())} bytes: it must have {WRITE_ID_BYTES_MAX} at most.")
     return text
+
+
+def _partitioner(name: str | None) -> str | None:
+    if name is not None:
+        partitioner(name)
+    return name
 
 
 def _timeout_ms(text: str | None) -> int | None:

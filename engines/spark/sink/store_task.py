@@ -225,7 +225,7 @@ class _Clients:
 
     clock: SystemClock = field(default_factory=SystemClock)
 
-    def producers(self, topic: str) -> Any:
+    def producers(self, topic: str, partitioner: str | None) -> Any:
         _refuse(topic)
 
 

@@ -26,6 +26,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.confluent import make_producer
 from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
@@ -47,13 +48,10 @@ SLOTS_MAX = 64
 FREE = ("CompleteCommit", "CompleteAbort", "Dead")
 INIT_TIMEOUT_S = 60.0
 WAIT_S = 0.1
-TUNING = {
-    "partitioner": "murmur2_random",  # of Java's clients, hence of Spark's own Kafka sink
-    "queue.buffering.max.messages": 200_000,
-}
+TUNING = {"queue.buffering.max.messages": 200_000}
 """Defaults of the client, which the user may change."""
 BY_KEY = -1
-"""The client chooses the partition: by the key, as Java's clients do, else any."""
+"""The client chooses the partition: by the key, else any."""
 BATCHES_AHEAD = 8
 """Batches taken from Spark while the producer is made."""
 
@@ -106,7 +104,7 @@ def _begin(options: SinkOptions, assignment: Assignment, partition: int, attempt
     transactions = _transactions(options, config)
     name = _free_id(transactions, options.sink_id, partition, assignment.incarnation, f"{ATTEMPT}-{attempt}")
     try:
-        transaction = TaskTransaction(name, config, assignment.transaction_timeout_ms)
+        transaction = TaskTransaction(name, config, assignment.transaction_timeout_ms, assignment.partitioner)
         transaction.initialise(options.topic)
     except KafkaException as error:
         raise SinkFailed(f"sink {options.sink_id!r}: no producer could be made: {error.args[0].str()}") from None
@@ -146,6 +144,7 @@ class TaskTransaction:
     name: str
     config: ClientConfig = field(repr=False)
     timeout_ms: int
+    partitioner: str = DEFAULT
     producer_id: int = -1
     epoch: int = -1
     records: int = 0
@@ -167,6 +166,7 @@ class TaskTransaction:
                 "delivery.report.only.error": True,
                 "on_delivery": self._undelivered,
                 "error_cb": self._failed,
+                SETTING: self.partitioner,
             }
         )
         self._producer = make_producer({**TUNING, **settings})

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from exactlyonce.engines.spark.sink.driver import SinkDriver, with_driver
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
-from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
+from exactlyonce.engines.spark.sink.options import REPEATABLE, SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.engines.spark.sink.store_task import write_store_task
 from exactlyonce.engines.spark.sink.task import write_task
@@ -168,11 +168,25 @@ class StreamWriter(FormatWriter, DataSourceStreamArrowWriter):
 
 
 class BatchWriter(FormatWriter, DataSourceArrowWriter):
-    """The writer of `df.write`: a job is a whole write. Within `foreachBatch` it is part of a batch."""
+    """The writer of `df.write`: a job is a whole write with an id. Within `foreachBatch` it is part of a batch."""
 
     def job_of(self, context: TaskContext) -> Job:
-        batch = None if self.options.write_id else batch_of(context)
-        return batch or Job(write_id=self.options.write_id)
+        if self.options.write_id == REPEATABLE:
+            return Job()
+        if self.options.write_id:
+            return Job(write_id=self.options.write_id)
+        batch = batch_of(context)
+        if batch is None:
+            raise ConfigError(
+                f"Sink {self.options.sink_id!r}: this write has no writeId, and Spark says of no batch of a query that "
+                f"it belongs to it. Whoever runs it again, Airflow say, would write its rows twice. Nothing was "
+                f'written.\n  Choices: .option("writeId", ID), with an ID that is the same whenever this write is '
+                f'repeated, and no other write\'s; or .option("writeId", "{REPEATABLE}"), if every run of it is to '
+                f"write its rows anew.\n  In a function of foreachBatch the batch is known to writes from the "
+                f"function's own thread, but not on Spark Connect: write from that thread, or let the writeId name the "
+                f'batch, as f"orders-{{batch}}".'
+            )
+        return batch
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         flushed = flushed_of(messages)

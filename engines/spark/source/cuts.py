@@ -31,7 +31,7 @@ class Cut:
         history = read_history(config, options.pipeline)
         self._manifest = self._chosen(history, options)
         self._inputs = {read.topic for read in self._manifest.in_cluster}
-        self._outputs = {topic for _, topic, _ in self._manifest.sinks}
+        self._outputs = {output.topic for output in self._manifest.sinks}
 
     def _chosen(self, history: History, options: CutOptions) -> Manifest:
         newest_whole = max(history.finalized, default=None)

@@ -26,6 +26,7 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, RecordError, Unavailable, sendable, text_of
 from exactlyonce.pipeline.loading import Reference, load_reference
 from exactlyonce.pipeline.schema import UnsupportedType, describe
+from exactlyonce.sinks.kafka.sink import KafkaSink
 
 HEADERS = spark.ArrayType(
     spark.StructType([spark.StructField("key", spark.StringType()), spark.StructField("value", spark.BinaryType())])
@@ -115,8 +116,8 @@ class RecordColumns:
     def _typed(self, topic: str) -> TypedTopic:
         if topic not in self._topics:
             raise ConfigError(
-                f"The pipeline of types has no source of topic {topic!r}, which subscribePattern matches. Let the "
-                f"pattern match topics of {', '.join(self._topics)} alone, or leave types out."
+                f"The pipeline of types has no source or sink of topic {topic!r}, which subscribePattern matches. Let "
+                f"the pattern match topics of {', '.join(self._topics)} alone, or leave types out."
             )
         return self._topics[topic]
 
@@ -235,22 +236,36 @@ def _typed_topics(options: ReadOptions, reference: Reference) -> dict[str, Typed
 
 
 def _sources(options: ReadOptions, reference: Reference) -> dict[str, TopicSource]:
-    """The pipeline's source of each topic that is read; of a pattern, of each topic that matches."""
+    """The pipeline's source of each topic that is read; of a pattern, of each topic that matches.
+
+    A topic that the pipeline writes has the codecs of its sink.
+    """
     sources: dict[str, TopicSource] = {}
     every: list[str] = []
-    for node in load_reference(reference).build().sources:
+    graph = load_reference(reference).build()
+    for node in graph.sources:
         if node.source is None or node.source.topic is None:
             continue
         name = node.source.place
         every.append(name)
         if options.matches(name):
             sources[name] = cast(TopicSource, node.source)
+    for node in graph.sinks:
+        if not isinstance(node.sink, KafkaSink):
+            continue
+        name = node.sink.topic
+        every.append(name)
+        if options.matches(name):
+            written = cast(TopicSource, node.sink.as_source(graph.type_of(node.inputs[0])))
+            if name in sources and TypedTopic(sources[name]).types != TypedTopic(written).types:
+                raise ConfigError(f"Several sinks write to topic {name!r}, values of several types. Leave types out.")
+            sources[name] = written
     missing = [name for name in options.topics if name not in sources]
     if missing or not sources:
         wanted = f"of topic {missing[0]!r}" if missing else f"that subscribePattern {options.pattern!r} matches"
         raise ConfigError(
-            f"The pipeline of types has no source {wanted}: its sources read {', '.join(every)}. Name the pipeline "
-            f"that reads these records, or leave types out."
+            f"The pipeline of types has no source or sink {wanted}: its topics are {', '.join(every)}. Name the "
+            f"pipeline that reads or writes these records, or leave types out."
         )
     return sources
 

@@ -31,6 +31,8 @@ from exactlyonce.checkpoint.records.encoding import (
 )
 from exactlyonce.checkpoint.records.manifest import (
     BLOCK_SIZE_MAX,
+    LATE_AT_FLOOR,
+    LATE_BELOW_LATEST,
     MANIFEST_SIZE_MAX,
     BlockRef,
     ChannelLog,
@@ -39,6 +41,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Manifest,
     OperatorSnapshot,
     OrderLog,
+    Output,
     RecordPlace,
     Repair,
     SourceOffset,
@@ -78,7 +81,7 @@ class TestValues:
 
     def test_the_bytes_are_single_object_encoding(self) -> None:
         """A value is the mark, the schema's fingerprint and Avro binary, as the specification says."""
-        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, *[0] * 6])
+        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, *[0] * 9])
         assert encode(INCARNATION) == b"\xc3\x01" + bytes.fromhex(FINGERPRINTS[Incarnation][-1]) + body
 
     def test_a_version_that_was_written_is_never_changed(self) -> None:
@@ -107,7 +110,7 @@ class TestValues:
         assert value[2:10] != encode(INCARNATION)[2:10]
         assert decode(value, Incarnation) == INCARNATION, "it does not say that it has ended"
 
-    @pytest.mark.parametrize("version", range(1, 8))
+    @pytest.mark.parametrize("version", range(1, 9))
     def test_an_older_manifest_is_read(self, version: int) -> None:
         """These bytes were written by older releases; what a version did not have yet is as if it were not there."""
         value = base64.b64decode(OLDER_MANIFESTS[version - 1])
@@ -123,7 +126,7 @@ class TestValues:
     def test_this_version_has_these_bytes(self) -> None:
         """Later releases must read them: when a version is added, they become those of an older one."""
         assert decode(base64.b64decode(PACKED_MANIFEST), Manifest) == WHOLE
-        assert base64.b64decode(PACKED_MANIFEST)[2:10].hex() == FINGERPRINTS[Manifest][7]
+        assert base64.b64decode(PACKED_MANIFEST)[2:10].hex() == FINGERPRINTS[Manifest][8]
         stats = base64.b64decode(PACKED_STATS)
         assert (stats[2:10].hex(), decode(stats, CheckpointStats)) == (FINGERPRINTS[CheckpointStats][0], STATS)
         mark = base64.b64decode(PACKED_MARK)
@@ -299,12 +302,15 @@ class TestKeys:
 FINGERPRINTS = {
     Manifest: [
         "a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206",
-        "6ee16d65b769dd95", "e9ac39fbafffdb88", "97df18cb78e088be",
+        "6ee16d65b769dd95", "e9ac39fbafffdb88", "97df18cb78e088be", "cfdf562741c8705e",
     ],
     ManifestPart: ["abcda5c455931ae6"],
     Finalized: ["97b9bc06bfcdb453", "65b62497561b98ea", "8b0564428567ae04"],
     CheckpointStats: ["0b743963e0c71a93"],
-    Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2"],
+    Incarnation: [
+        "c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2",
+        "7e7f2a0564eca1ef",
+    ],
     Repair: ["1a1b454c5b4df844"],
     Block: ["d51d1de7b14f7065"],
 }  # fmt: skip
@@ -334,7 +340,7 @@ WHOLE = Manifest(
     pipeline="p", checkpoint=5, incarnation=1, attempt=2, kind="savepoint", base=4, previous=3, triggered_at_ms=1_000,
     completed_at_ms=1_100, outputs_by_partition=(("out", 3),), fingerprint="f1", max_parallelism=128, parallelism=2,
     block_partitions=5, block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10,
-    offsets=(
+    rules=LATE_BELOW_LATEST, offsets=(
         SourceOffset("orders", "orders", "id", 0, 7, 3, 2, (4, 6)), SourceOffset("orders", "orders", "id", 1, 1 << 40),
     ),
     operators=(OperatorSnapshot("totals", 2, 10, ((REF, FOREIGN), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),
@@ -344,7 +350,7 @@ WHOLE = Manifest(
             sink="out", subtask=0, checkpoint=4, written=(Written("totals", 0, 5, 6), Written("totals", 1, 9, 1)),
         ),
     ),
-    sinks=(("out", "totals", 3),),
+    sinks=(Output("out", "totals", 3, "id", "murmur2_random"),),
     staged=(
         StoreCommittable(
             sink="db", subtask=1, checkpoint=4, records=3, kind="rows", description="d", previous=2, blocks=(REF,),
@@ -416,6 +422,13 @@ OLDER_MANIFESTS = [
         "MQACCGhlYWQACgIAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAQAQczM6Ly9iL2MCbwIMb3JkZXJz"
         "AAYAAgZvdXQGAA=="
     ),
+    (
+        "wwGX3xjLeOCIvgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYAAgRyMQAQczM6Ly9iL2MCbwIM"
+        "b3JkZXJzAAYAAgZvdXQGAADkCgCqBHictVJLTsMwEJ0409R1Q2hL+H9PgMLWi3KWFFsqUiQjJ1XhehyJC8DYjkVEF1lhjT1jv8mb53EY"
+        "AiPLjVXatgcxviogB1h8fdN4BsymgJiGyQli3vLOdHUTvind6nGWAIo5+T6mTIyZRDuYDsF600ew0k2r91ttNWA5AXwfGZCwFCfZlM/E"
+        "PD8qjhfL1Ul5enZ+cXl1fXN7d38gE+KJiMEfFGKOU+U8+IuNCumpHrSRb9LsOlnJp8dKVsA+18AK3yDCi5dm13ba+k1Geb4ADz3/VeJb"
+        "Lzh1bRaZUQU9lJuFwJp9G1AV6f/jYgI2Rn1EhU4GsgX9A2mswre6Vp5PROLEG8TtsHxYBw/tmjP+jgn8AKSTakI="
+    ),
 ]
 """Of `WHOLE`, by version."""
 OLDER_MARKS = [
@@ -434,11 +447,11 @@ STATS = CheckpointStats(
     (AbortedCheckpoint(4, 1_500, 1_000, "it took too long"),),
 )  # fmt: skip
 PACKED_MANIFEST = (
-    "wwGX3xjLeOCIvgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYAAgRyMQAQczM6Ly9iL2MCbwIM"
-    "b3JkZXJzAAYAAgZvdXQGAADkCgCqBHictVJLTsMwEJ0409R1Q2hL+H9PgMLWi3KWFFsqUiQjJ1XhehyJC8DYjkVEF1lhjT1jv8mb53EY"
-    "AiPLjVXatgcxviogB1h8fdN4BsymgJiGyQli3vLOdHUTvind6nGWAIo5+T6mTIyZRDuYDsF600ew0k2r91ttNWA5AXwfGZCwFCfZlM/E"
-    "PD8qjhfL1Ul5enZ+cXl1fXN7d38gE+KJiMEfFGKOU+U8+IuNCumpHrSRb9LsOlnJp8dKVsA+18AK3yDCi5dm13ba+k1Geb4ADz3/VeJb"
-    "Lzh1bRaZUQU9lJuFwJp9G1AV6f/jYgI2Rn1EhU4GsgX9A2mswre6Vp5PROLEG8TtsHxYBw/tmjP+jgn8AKSTakI="
+    "wwHP31YnQchwXgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYEaWQcbXVybXVyMl9yYW5kb20AAgRyMQAQcz"
+    "M6Ly9iL2MCbwIMb3JkZXJzAAYAAgZvdXQGAAaSCwC8BHictVJdTsMwDHZTr8uyUsYo/z/jBKi89gHO0pFIQ6oU1HYaXI8jcYHhOM2Y2EOfsJzYid3P"
+    "X+wKBEGa2kabpj3w8U0DGcDse0vyApiMATH2SyIFgRMBcBskoivBmna2q2oPlbudPxMRoJqS7X3KxJDJgLvlIlgtew/mpm7NZmUaA5iPAD8GBCIR4y"
+    "gZy4mapkfZ8exkfpqfnV9cXl3f3N7dLw5o7oir4PyJQshxrJwFftggkR7qwdjyvbTrrizKp8eiLEB8PYPIuEEUz17rdduZhg8J5XEB6Ufxy4QnoiR1"
+    "bRKQUXs+lJt4p7Gb1kd1gP+PhylYWv0ZGDoaKGb0a8ShilyZSjOeCsARK4Tjfnm/7w3aNWd4jhH8AA/yc0oC"
 )
 PACKED_MARK = (
     "wwGLBWRChWeuBAoCoB8AdHx4nGNiYWBhYmJg4UlJsjK0MlFIzbcqsMovLbEysDLUM7AygMgKJefn5maWlKSmCBSlFiRmFqWmMAAATLkNy7"
@@ -453,6 +466,8 @@ PACKED_STATS = (
 def without_news_since(version: int) -> Manifest:
     """`WHOLE` as a reader of a manifest of *version* knows it."""
     offsets, logs, changes = WHOLE.offsets, WHOLE.channel_logs, dict[str, Any]()
+    if version < 9:
+        changes |= {"sinks": (Output("out", "totals", 3),), "rules": LATE_AT_FLOOR}
     if version < 7:
         changes["outputs_by_partition"] = ()
     if version < 6:

@@ -120,7 +120,8 @@ class ScriptedJob:
         """`recovered 7`, `recovered 7 serving a`"""
         kind: dict[str, Any] = {"kind": "savepoint", "requests": serving[1:]} if serving else {}
         known = self.decided.get(int(checkpoint))
-        return self(events.Recovered(known or manifest(int(checkpoint), **kind)))
+        timeout_ms = self.core.settings.transaction_timeout_ms
+        return self(events.Recovered(known or manifest(int(checkpoint), **kind), timeout_ms))
 
     def _deployed(self) -> list[events.Effect]:
         return self(events.Deployed())
@@ -130,8 +131,11 @@ class ScriptedJob:
         return [effect for each in subtasks for effect in self(events.ProducerGranted("out", int(each)))]
 
     def _ack(self, checkpoint: str, *more: str) -> list[events.Effect]:
-        """`ack 1`, `ack 1 by 0`, `ack 1 by 0 with 0 1` precommits of these sinks; then `staging`, `declined <why>`."""
+        """`ack 1`, `ack 1 by 0`, `ack 1 by 0 with 0 1` precommits of these sinks; then `going-on`, `staging`,
+        `declined <why>`."""
         words, extra = [*more], dict[str, Any]()
+        if words[-1:] == ["going-on"]:
+            words, extra["goes_on"] = words[:-1], True
         if "declined" in words:
             place = words.index("declined")
             words, extra["declined"] = words[:place], " ".join(words[place + 1 :])

@@ -82,6 +82,8 @@ class TestLife:
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as starter:
             assert starter.stdout
             assert starter.stdout.readline().strip() == broker.bootstrap_servers
+            shared = [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+            assert shared == [], "its files are the owner's alone"
             starter.kill()
         until(lambda: not broker.status().running)
 

@@ -27,7 +27,7 @@ class Clients:
     def __init__(self) -> None:
         self.clock = SimulatedClock()
 
-    def producers(self, topic: str) -> Any:
+    def producers(self, topic: str, partitioner: str | None) -> Any:
         raise AssertionError(topic)
 
 

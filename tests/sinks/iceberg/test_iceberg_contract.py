@@ -101,14 +101,6 @@ class TestUpsertOnSQLite(TestOnSQLite):
     keyed = True
 
 
-@pytest.fixture(scope="module")
-def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
-    """Iceberg's own server of the REST catalog."""
-    catalog = RestCatalog(tmp_path_factory.mktemp("rest"))
-    yield catalog
-    catalog.kill()
-
-
 @only(*OF_COMMITS)
 class TestOnREST(IcebergContract):
     """The catalog is a server."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,21 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lake_hands import MODES, TOTALS, Hands, commit, lake_in, totals
+from lake_hands import MODES, TOTALS, Hands, before_a_commit, commit, files_below, lake_in, totals
 
-from exactlyonce.pipeline.errors import ConfigError, StoreError
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 pytest.importorskip("pyiceberg", reason="ICEBERG NOT TESTED: it needs the extra `iceberg`")
+
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortDirection, SortField, SortOrder
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from exactlyonce.sinks.iceberg import table as iceberg_table
+from exactlyonce.sinks.lake.committer import LakeCommitter
 
 
 @pytest.fixture
@@ -167,6 +174,139 @@ def test_a_column_that_is_dropped_halts(lake: Any) -> None:
         update.delete_column("cents")
     with pytest.raises(StoreError, match=r"shop\.totals does not fit the records: it has no column 'cents'"):
         commit(committer, staged)
+
+
+# --- a refusal proves nothing -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def twice(lake: Any) -> Iterator[None]:
+    """The next commit is delivered twice on its way, and its sender gets the answer to the second."""
+    owner, name, _ = lake.client()
+    send = getattr(owner, name)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def repeated(*request: Any) -> Any:
+            patch.undo()
+            send(*request)
+            return send(*request)
+
+        patch.setattr(owner, name, repeated)
+        yield
+    assert getattr(owner, name) is send, "the commit has met it"
+
+
+def files_in_snapshots(lake: Any) -> set[Path]:
+    """The manifest lists, manifests and data files that snapshots of the table have."""
+    table, paths = lake.table(), set[str]()
+    for snapshot in table.snapshots():
+        manifests = snapshot.manifests(table.io)
+        entries = [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
+        paths |= {snapshot.manifest_list, *(manifest.manifest_path for manifest in manifests)}
+        paths |= {entry.data_file.file_path for entry in entries}
+    return {Path(path.removeprefix("file://")) for path in paths}
+
+
+def files_there(lake: Any) -> set[Path]:
+    """All of them on the disk, whether a snapshot has them or not."""
+    return {path for path in files_below(lake.folder) if path.suffix in (".avro", ".parquet")}
+
+
+@pytest.mark.parametrize("mode", [*MODES, "fence"])
+def test_a_commit_that_is_delivered_twice(lake: Any, mode: str) -> None:
+    """The first lands, and the second is refused: the snapshot keeps its files, and the next commit follows it."""
+    lake.create(TOTALS)
+    lake.options |= MODES.get(mode, {})
+    committer = lake.led()
+    commit(committer, lake.staged(totals(1), 1))
+    staged = lake.staged(totals(2), 2, previous=1)
+    with twice(lake):
+        committer.fence(2, ORIGIN) if mode == "fence" else commit(committer, staged)
+    newest = {"append": [("ann", 1), ("ann", 2)], "upsert": [("ann", 2)], "fence": [("ann", 1)]}
+    assert lake.rows() == newest[mode]
+    assert files_in_snapshots(lake) <= files_there(lake)
+    assert committer.commit([staged], 2, ORIGIN) is (mode == "fence")
+    assert committer.commit([lake.staged(totals(2), 3, previous=2)], 2, ORIGIN)
+    assert ("ann", 2) in lake.rows()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_commit_that_is_overtaken_leaves_nothing(lake: Any, mode: str) -> None:
+    """Another snapshot follows the one that it requires, so its files are no snapshot's, and are removed."""
+    lake.create(TOTALS)
+    lake.options |= MODES[mode]
+    committer, staged = lake.led(), lake.staged(totals(1), 1)
+    with before_a_commit(lake, lambda: lake.append(*totals(2))):
+        commit(committer, staged)
+    assert files_there(lake) == files_in_snapshots(lake)
+
+
+def test_a_catalog_that_answers_with_an_older_state(lake: Any) -> None:
+    """A cache before it shows the table as it was before the commit: it may have landed, and all of it stays."""
+    lake.create(TOTALS)
+    lake.options |= MODES["upsert"]
+    committer = lake.led()
+    commit(committer, lake.staged(totals(1), 1))
+    staged, client = lake.staged(totals(2), 2, previous=1), committer.lake.catalog.get()
+    older, load, asked = client.load_table("shop.totals"), client.load_table, count()
+    committer.fence(2, ORIGIN)
+
+    def cached(identifier: str) -> Any:
+        """The loads of the committer, of the commit twice on its way, and then older states."""
+        return load(identifier) if next(asked) < 3 else older
+
+    with pytest.MonkeyPatch.context() as patch, twice(lake):
+        patch.setattr(client, "load_table", cached)
+        with pytest.raises(StoreUnavailable, match="Other writers of the table were faster"):
+            committer.commit([staged], 2, ORIGIN)
+    assert lake.rows() == [("ann", 2)]
+    assert files_in_snapshots(lake) <= files_there(lake)
+    assert not committer.commit([staged], 2, ORIGIN)
+
+
+# --- upkeep -----------------------------------------------------------------------------------------------------------
+
+
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sink's table is created with, in smaller numbers."""
+    numbers = {"write.metadata.previous-versions-max": "3", "commit.manifest.min-count-to-merge": "4"}
+    monkeypatch.setattr(iceberg_table, "BOUNDED", {**iceberg_table.BOUNDED, **numbers})
+    monkeypatch.setattr(iceberg_table, "SNAPSHOTS_MAX", 6)
+
+
+def commits(lake: Any, count: int) -> LakeCommitter:
+    committer: LakeCommitter = lake.led()
+    for checkpoint in range(1, count + 1):
+        commit(committer, lake.staged(totals(checkpoint), checkpoint, previous=checkpoint - 1))
+    return committer
+
+
+def test_what_does_not_add_up_in_a_table_that_the_sink_creates(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier metadata is removed, manifests are merged, and every snapshot can still be read."""
+    few(monkeypatch)
+    lake.options["create"] = True
+    commits(lake, 9)
+    table = lake.table()
+    assert len([*lake.folder.rglob("*.metadata.json")]) == 4, "the present one and three before it"
+    assert len(table.current_snapshot().manifests(table.io)) <= 4
+    assert [cents for _, cents in lake.rows()] == [*range(1, 10)]
+    read = [table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows for snapshot in table.snapshots()]
+    assert read == [*range(10)], "the fence, and nine commits"
+
+
+def test_a_look_says_what_grows(lake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names too many snapshots, and metadata that nobody removes; after upkeep nothing, and the ledger is there."""
+    few(monkeypatch)
+    lake.create(TOTALS)
+    committer = commits(lake, 6)
+    growth = committer.look().growth
+    assert growth.startswith("has 7 snapshots, all of which each commit reads and writes: expire old ones; it keeps")
+    assert "'write.metadata.delete-after-commit.enabled' = 'true'" in growth
+    lake.expire()
+    with lake.table().transaction() as change:
+        change.set_properties({"write.metadata.delete-after-commit.enabled": "true"})
+    view = committer.look()
+    assert (view.growth, view.ledger) == ("", {0: 6})
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -13,11 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 from kafka_proxy import RefusingProxy, proxy_before
 from waiting import until
 
+from exactlyonce.pipeline.errors import Outdated
 from exactlyonce.sinks.kafka import producers
-from exactlyonce.sinks.kafka.producers import LINGER_MAX_MS, TRANSACTION_LINGER_MS, KafkaProducers, Transaction
+from exactlyonce.sinks.kafka.producers import (
+    LINGER_MAX_MS,
+    TRANSACTION_LINGER_MS,
+    KafkaProducers,
+    Transaction,
+    failure,
+)
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
@@ -52,6 +60,19 @@ def test_a_dropped_producer_is_freed_at_once(
         producers_of_sink.drop(transaction)
         executor.submit(os.getpid).result()
         assert dropped() is None
+
+
+def test_a_timeout_beyond_what_the_broker_allows_now_is_asked_for_anew(kafka: KafkaCluster, topic_name: str) -> None:
+    """The broker has a lower cap than at the start of the incarnation, which ends: the next one asks again."""
+    kafka.create_topic(topic_name)
+    settings = {"bootstrap.servers": kafka.bootstrap_servers}
+    with ThreadPoolExecutor(1) as executor:
+        producers_of_sink = KafkaProducers(topic_name, settings, 24 * 3_600_000, executor)
+        with pytest.raises(KafkaException) as refused:
+            producers_of_sink.make(topic_name, lambda *_: None).result()
+    found = failure(topic_name, "no producer could be made", refused.value.args[0])
+    assert found.kind is Outdated
+    assert "transaction.max.timeout.ms is lower than when this run began" in found.reason
 
 
 def test_a_refused_request_is_not_overtaken(kafka: KafkaCluster, tmp_path: Path, topic_name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,11 +10,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
-from lake_pipelines import BUCKET, LAKE
+from gateway import DELTA_COMMIT, ICEBERG_COMMIT, Fate, Gateway
+from lake_pipelines import BUCKET, CATALOG, LAKE
 from running import QUICK, Job, assert_once
 from waiting import until
 
@@ -46,17 +50,28 @@ class LakeJob(Job):
     lake: str
     s3: Any = None
     """The server that has the tables, if they are not in the folder."""
+    rest: Any = None
+    """The server of the catalog, if it is not in the folder."""
 
     def ids(self) -> list[int]:
         scan = f"delta_scan('{self.tables}/totals')"
         if self.lake == "iceberg":
-            with sqlite3.connect(self.folder / "catalog.db") as catalog:
-                ((place,),) = catalog.execute("SELECT metadata_location FROM iceberg_tables")
-            version = Path(place).name.removesuffix(".metadata.json")
-            scan = f"iceberg_scan('{self.tables}/shop/totals', version = '{version}', allow_moved_paths = true)"
+            place = Path(self.newest_metadata().removeprefix("file://"))
+            version, table = place.name.removesuffix(".metadata.json"), place.parent.parent
+            table = table if self.s3 is None else self.tables / "shop" / "totals"
+            scan = f"iceberg_scan('{table}', version = '{version}', allow_moved_paths = true)"
         with duckdb.connect() as reader:
             duckdb_ext.init(reader)
             return [id for (id,) in reader.execute(f"SELECT id FROM {scan}").fetchall()]
+
+    def newest_metadata(self) -> str:
+        """The address of the newest metadata of the table of Iceberg, as the catalog has it."""
+        if self.rest is not None:
+            with urlopen(f"{self.rest.uri}/v1/namespaces/shop/tables/totals") as answer:
+                return str(json.load(answer)["metadata-location"])
+        with sqlite3.connect(self.folder / "catalog.db") as catalog:
+            ((place,),) = catalog.execute("SELECT metadata_location FROM iceberg_tables")
+        return str(place)
 
     @property
     def tables(self) -> Path:
@@ -138,6 +153,40 @@ def test_many_rows(job: LakeJob, place: str, request: pytest.FixtureRequest, mon
             incarnation.await_step("deployed")
         incarnation.kill()
     job.finish("--parallelism", "2")
+    job.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_kills_behind_a_gateway(job: LakeJob, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of each incarnation meets a fault on its way, then its coordinator is killed: 0 missing, 0 doubled."""
+    if job.lake == "delta":
+        job.s3 = request.getfixturevalue("s3")
+        gateway = Gateway(job.s3.door.port, DELTA_COMMIT)
+        monkeypatch.setenv(BUCKET, f"{job.s3.url}/{job.name}")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
+    else:
+        job.rest = request.getfixturevalue("rest")
+        gateway = Gateway(job.rest.port, ICEBERG_COMMIT)
+        monkeypatch.setenv(CATALOG, gateway.url)
+    dice = random.Random(17)
+    fates = [Fate.TWICE, Fate.TWIN, Fate.LATE, Fate.LOST, Fate.FAILED_500]
+    dice.shuffle(fates)
+    with closing(gateway):
+        for fate in fates:
+            job.feed(500)
+            incarnation = job.start("--parallelism", "2")
+            incarnation.await_step("finalized")
+            gateway.meet(fate)
+            until(lambda: gateway.has_met, meanwhile=lambda: job.feed(50), pause_s=0.1)
+            if dice.random() < 0.5:
+                incarnation.await_step("finalized")
+            incarnation.kill()
+            if dice.random() < 0.5:
+                gateway.release()
+        job.finish("--parallelism", "2")
+        gateway.release()
+        job.feed(100)
+        job.finish()
     job.assert_exact()
 
 

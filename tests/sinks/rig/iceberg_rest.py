@@ -45,14 +45,14 @@ class RestCatalog:
         java = shutil.which("java")
         if java is None:
             pytest.skip(f"{NOT_TESTED}: it needs Java")
-        self._java, self._folder, self._jars, self._port = java, folder, jars(folder), free_port()
-        self.uri = f"http://127.0.0.1:{self._port}"
+        self._java, self._folder, self._jars, self.port = java, folder, jars(folder), free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes]
         self.start()
 
     def start(self) -> None:
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{self._jars}/*"]
-        arguments = [str(self._port), str(self._folder / "catalog.db"), f"file://{self._folder}/warehouse"]
+        arguments = [str(self.port), str(self._folder / "catalog.db"), f"file://{self._folder}/warehouse"]
         log = self._folder / "server.log"
         with open(log, "ab") as output:
             command = [self._java, *options, str(PROGRAM), *arguments]

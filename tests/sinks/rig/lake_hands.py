@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ def totals(*cents: int) -> list[Total]:
 class Clients:
     clock = SimulatedClock()
 
-    def producers(self, topic: str) -> Any:
+    def producers(self, topic: str, partitioner: str | None) -> Any:
         raise AssertionError(topic)
 
 
@@ -207,6 +208,19 @@ class Lake(Hands):
         return SqlCatalog, "commit_table", OperationalError("COMMIT", {}, Exception("server closed the connection"))
 
 
+class RestLake(Lake):
+    """A REST catalog at *uri*, which the sink reaches through a gateway at *gateway*."""
+
+    def __init__(self, folder: Path, uri: str, gateway: str) -> None:
+        super().__init__(folder)
+        self.properties = {"type": "rest", "uri": uri}
+        self.options = {"catalog": {"type": "rest", "uri": gateway}}
+
+    def end(self) -> None:
+        self.catalog().drop_table("shop.totals")
+        super().end()
+
+
 class DeltaLake(Hands):
     """A table of Delta in *folder*."""
 
@@ -255,6 +269,29 @@ class DeltaLake(Hands):
 
         name = "merge" if self.options.get("mode") == "upsert" else "create_write_transaction"
         return DeltaTable, name, OSError("server closed the connection")
+
+
+class StoredDelta(DeltaLake):
+    """A table of Delta in the bucket of *server*, which the sink reaches through a gateway at *gateway*."""
+
+    def __init__(self, folder: Path, server: Any, gateway: str) -> None:
+        super().__init__(folder)
+        self.url = f"{server.url}/{secrets.token_hex(8)}/totals"
+        self._stored = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        self.options = {"storage_options": {**self._stored, "AWS_ENDPOINT_URL": gateway}}
+
+    def sink(self) -> DeltaSink[Any]:
+        return DeltaSink(self.url, **self.options)
+
+    def create(self, schema: Any, **options: Any) -> None:
+        from deltalake import DeltaTable
+
+        DeltaTable.create(self.url, schema, storage_options=self._stored, **options)
+
+    def handle(self) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.url, storage_options=self._stored)
 
 
 LAKES: dict[str, type[Hands]] = {"iceberg": Lake, "delta": DeltaLake}

@@ -14,6 +14,9 @@ LAKE = "LAKE_OF_TESTS"
 BUCKET = "BUCKET_OF_TESTS"
 """The variable with the address in S3 of the tables, if they are not in the folder."""
 
+CATALOG = "CATALOG_OF_TESTS"
+"""The variable with the address of a REST catalog, if the tables are not in one of SQLite."""
+
 
 def iceberg_properties(folder: str | os.PathLike[str]) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
@@ -29,6 +32,8 @@ def into(name: str, lake: str) -> Pipeline:
         totals.sink("lake", DeltaSink(f"{bucket or folder}/totals", create=True, storage_options=options))
         return pipeline
     catalog = iceberg_properties(folder)
+    if uri := os.environ.get(CATALOG):
+        catalog = {"type": "rest", "uri": uri}
     if bucket:
         catalog |= {"warehouse": bucket, "s3.endpoint": os.environ["AWS_ENDPOINT_URL"], "s3.region": "us-east-1"}
     totals.sink("lake", IcebergSink("shop.totals", catalog=catalog, create=True))

@@ -64,4 +64,7 @@ def make(name: str) -> Pipeline:
     for place, source in enumerate(sources):
         records = pipeline.source(f"source-{place}", source)
         records.map(shown).sink(f"sink-{place}", KafkaSink(f"{name}-out"))
+    refunds = pipeline.source("refunds", KafkaSource(f"{name}-more-refunds", value=Refund))
+    by_total = Codec("number", int, encode=lambda n: b"%d" % n, decode=int)
+    refunds.sink("totals", KafkaSink(f"{name}-totals", key=lambda refund: refund.total, key_codec=by_total))
     return pipeline

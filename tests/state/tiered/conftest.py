@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from exactlyonce.state import blocks as state_blocks
-from exactlyonce.state.tiered import files, interval, interval_blocks, store
+from exactlyonce.state.tiered import files, groups, interval, interval_blocks, store
 from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.state.tiered.memory import TableMemory
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract.memory import StateBlocks, Subtasks
 
 BUDGET = 4 << 20
+
+
+@pytest.fixture(autouse=True)
+def read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of tests count as too many to be read whole."""
+    monkeypatch.setattr(groups, "WHOLE_BYTES", 0)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import TableSnapshot
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.tiered import store
+from exactlyonce.state.tiered import groups, store
 from exactlyonce.state.tiered.interval_blocks import KEPT_BYTES
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
@@ -63,6 +63,28 @@ def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlo
     after.put({7: 3})
     assert len(blocks.read) == count
     assert after.tables[0].get(key_of(7)) == 3
+
+
+@pytest.mark.parametrize("slices", [0, 3])
+def test_small_state_is_read_whole_for_its_first_record(
+    slices: int, process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record of another key group would fetch its blocks anew; a state of just one byte more is read in parts."""
+    indexes = written(process)
+    size = sum(block.ref.size for part in indexes for block in decode_index(part).blocks)
+    for whole_bytes, is_whole in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(groups, "WHOLE_BYTES", whole_bytes)
+        after = process(indexes=indexes, checkpoint=1)
+        for _ in range(slices):
+            assert after.tables[0].fetch()
+        after.put({7: 2})
+        table: Any = after.tables[0]
+        assert (not table._groups.unread) == is_whole
+        count = len(blocks.read)
+        after.put(dict.fromkeys(range(MAX_PARALLELISM), 2))
+        assert (len(blocks.read) == count) == is_whole
+        expected = {key_of(each): 1 for each in range(COUNT)} | {key_of(each): 2 for each in range(MAX_PARALLELISM)}
+        assert after.items() == expected | {key_of(7): 2}
 
 
 def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks) -> None:

@@ -110,7 +110,7 @@ class TestFencing:
 
     @pytest.mark.exhaustive
     def test_a_coordinator_whose_transaction_timed_out(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(transactional_writer, "TRANSACTION_TIMEOUT_MS", 5_000)
+        monkeypatch.setattr(transactional_writer, "DECISION_TIMEOUT_MS", 5_000)
         log, transactions = store.living(), Transactions(store.client)
         assert log.do(log.produce(store.manifest(0)))
         name = coordinator_id(store.pipeline)
