@@ -7,12 +7,14 @@ imports `registry/`, and `files/` imports `blocks/`. `refusals` has the error te
 clients of confluent-kafka for brokers. May import `state`, `checkpoint` and `pipeline`.
 """
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.source import FileSource
 from exactlyonce.connectors.generated import GeneratorSource, IterableSource
 from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
+from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
 
 __all__ = [
     "Cluster",
@@ -21,5 +23,10 @@ __all__ = [
     "IterableSource",
     "KafkaSource",
     "MySQLTableSource",
+    "OpenSplit",
     "PostgresTableSource",
+    "SourceOffset",
+    "SplitDecoder",
+    "SplitSource",
+    "require_reached",
 ]

@@ -1,4 +1,4 @@
-"""Writes what documentation repeats of the code: help in cli.md, the tables of settings.md, the table of metrics.md.
+"""Writes what documentation repeats of the code: help in cli.md, tables of settings.md, comparison.md and metrics.md.
 
 `python docs/generate.py` writes these pages. The text around, and the last column of the tables of settings, are
 written by hand; a setting without a row is an error.
@@ -19,7 +19,9 @@ from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
 from exactlyonce.pipeline.settings import CHOICE, FLAG, Declared, declared
 
 DOCS = Path(__file__).parent
-COMMAND_LINE, SETTINGS, METRICS_PAGE = DOCS / "cli.md", DOCS / "settings.md", DOCS / "metrics.md"
+COMMAND_LINE, SETTINGS, COMPARISON, METRICS_PAGE = (
+    DOCS / f"{name}.md" for name in ("cli", "settings", "comparison", "metrics")
+)
 COLUMNS = "100"
 TABLES = {RunOptions: "run", Restoration: "run", CheckpointSettings: "checkpoint", StateSettings: "state"}
 
@@ -48,25 +50,33 @@ def command_line(page: str) -> str:
 
 def settings(page: str) -> str:
     """settings.md with the names, defaults and bounds of today; ValueError for a setting that has no row."""
-    rows: dict[str, tuple[str, Declared]] = {}
+    rows = {}
     for owner, table in TABLES.items():
         for each in declared(owner).values():
-            option = f"`--{each.option}`"
             negated = each.setting.kind == FLAG and (each.default or "(default: " in each.setting.help)
-            first = f"{option}, `--no-{each.option}`" if negated else option
+            first = f"`--{each.option}`, `--no-{each.option}`" if negated else f"`--{each.option}`"
             key = f"`[{table}] {each.key}`" if each.setting.in_file else ""
-            rows[option] = f"| {first} |{key and f' {key}'} | {_default(each)} |", each
-    flink = {option: each.setting.flink for option, (_, each) in rows.items() if each.setting.flink}
-    lines, described = [], set()
+            rows[f"`--{each.option}`"] = f"| {first} |{key and f' {key}'} | {_default(each)} |"
+    lines = []
+    for line in page.splitlines():
+        told = re.fullmatch(r"\| (`--[\w-]+`)[^|]*\|[^|]*\|[^|]*\| (.*)", line)
+        lines.append(f"{rows.pop(told[1])} {told[2]}" if told and told[1] in rows else line)
+    return _whole(SETTINGS, lines, rows)
+
+
+def flink(page: str) -> str:
+    """comparison.md with the settings' names in Flink of today; ValueError for one that has no row."""
+    named = [each for owner in TABLES for each in declared(owner).values() if each.setting.flink]
+    rows, lines = {f"`--{each.option}`": each.setting.flink for each in named}, []
     for line in page.splitlines():
         option = (re.match(r"\| (`--[\w-]+`)", line) or [line, ""])[1]
-        if option in rows and (told := re.fullmatch(r"\|[^|]*\|[^|]*\|[^|]*\| (.*)", line)):
-            lines.append(f"{rows[option][0]} {told[1]}")
-            described.add(option)
-        else:
-            lines.append(f"| {option} | {flink.pop(option)} |" if option in flink else line)
-    if missing := [*(rows.keys() - described), *flink]:
-        raise ValueError(f"{SETTINGS.name} has no row for: {', '.join(missing)}")
+        lines.append(f"| {option} | {rows.pop(option)} |" if option in rows else line)
+    return _whole(COMPARISON, lines, rows)
+
+
+def _whole(page: Path, lines: list[str], missing: dict[str, str]) -> str:
+    if missing:
+        raise ValueError(f"{page.name} has no row for: {', '.join(missing)}")
     return "\n".join(lines) + "\n"
 
 
@@ -89,4 +99,5 @@ def _default(each: Declared) -> str:
 if __name__ == "__main__":
     COMMAND_LINE.write_text(command_line(COMMAND_LINE.read_text()))
     SETTINGS.write_text(settings(SETTINGS.read_text()))
+    COMPARISON.write_text(flink(COMPARISON.read_text()))
     METRICS_PAGE.write_text(metrics(METRICS_PAGE.read_text()))

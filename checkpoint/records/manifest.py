@@ -147,6 +147,11 @@ class SourceOffset(msgspec.Struct, frozen=True):
     """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
 
     @property
+    def identity(self) -> str:
+        """The identity of the split, as its source has found it."""
+        return self.topic_id
+
+    @property
     def in_topic(self) -> bool:
         """Whether the split is a partition of a topic."""
         return ":" not in self.topic
