@@ -241,7 +241,7 @@ GUESSES: dict[str, Callable[[Any], Any]] = {
         s.key_by(len).window(Tumbling("1m")).sink("out", PrintSink())
     ),
     "map is not for tables: a keyed stream reads one by": lambda s: (
-        Pipeline("q").table("t", KafkaSource("t", key=str, value=int, metadata=True)).map(len)  # type: ignore[attr-defined]
+        Pipeline("q").table("t", KafkaSource("t", key=str, value=int, metadata=True)).map(len)  # type: ignore[attr-defined]  # it is wrong on purpose
     ),
 }
 
