@@ -18,6 +18,7 @@ from exactlyonce import (
     Enriched,
     Feedback,
     Joined,
+    Max,
     Operator,
     Output,
     Pair,
@@ -25,6 +26,7 @@ from exactlyonce import (
     Record,
     SideEmit,
     Stream,
+    Sum,
     Table,
     Timers,
     Tumbling,
@@ -109,6 +111,8 @@ assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words)
 assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
 windows = by_customer.window(Tumbling("1h"))
 assert_type(windows.aggregate("u", Count(), early="1m", lateness="1h"), Stream[Windowed[str, int]])
+assert_type(windows.aggregate("w", Total, customer=Max("customer"), sum=Sum("total")), Stream[Windowed[str, Total]])
+assert_type(windows.aggregate("x", {"n": Count()}), Stream[Windowed[str, Any]])
 assert_type(windows.apply("v", window_total), Stream[Total])
 assert_type(by_customer.stateful_map("a", add), Stream[Total])
 assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
