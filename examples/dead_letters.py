@@ -18,10 +18,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from exactlyonce import DeadLetters, Pipeline
+from exactlyonce import DeadLetters, KafkaSink, KafkaSource, Pipeline
 from exactlyonce.cli.main import main as exactlyonce
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 RATES = {"EUR": 1.0, "USD": 0.9}
