@@ -51,7 +51,7 @@ def pipeline(name: str = "exchange") -> Pipeline:
         "rates", KafkaSource(f"{name}-rates", key=str, value=Rate, metadata=True, time="at", idle="2s")
     )
     priced = payments.key_by(lambda payment: payment.currency).as_of("as-of", rates, keep="1h")
-    euros = priced.process("price", price, outputs=[unpriced])
+    euros = priced.split(price, id="price", outputs=[unpriced])
     euros.sink("priced", KafkaSink(f"{name}-priced"))
     euros.side(unpriced).sink("unpriced", KafkaSink(f"{name}-unpriced"))
     return pipeline

@@ -46,7 +46,7 @@ class Kind(str, Enum):
     """(state | None, record) -> (new state | None, iterable of outputs)"""
     REDUCE = "reduce"
     """(reduced, record) -> reduced; the first record of a key is its first state; every new state is an output"""
-    PROCESS = "process"
+    SPLIT = "split"
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
     WINDOW = "window"
     """Its accumulator takes the records of each window; what comes out is `Windowed`, or what a function makes of it:
@@ -80,7 +80,7 @@ class Kind(str, Enum):
 JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
 SIDED_KINDS = frozenset(
     {
-        Kind.PROCESS,
+        Kind.SPLIT,
         Kind.STATEFUL_MAP,
         Kind.STATEFUL_FLAT_MAP,
         Kind.WINDOW,
@@ -314,7 +314,7 @@ class LogicalGraph:
     def _describe(self, node: Node) -> dict[str, Any]:
         described: dict[str, Any] = {
             "id": node.id,
-            "kind": node.kind.value,
+            "kind": "process" if node.kind is Kind.SPLIT else node.kind.value,  # its name in checkpoints
             "inputs": [[read.node, read.output] for read in node.inputs],
         }
         if node.kind is Kind.FEEDBACK:

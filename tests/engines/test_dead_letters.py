@@ -33,8 +33,8 @@ from exactlyonce.engines.runtime.operators import (
     FlatMap,
     KeyBy,
     Map,
-    Process,
     SinkOutput,
+    Split,
     Stateful,
     listeners,
     record_error,
@@ -105,7 +105,7 @@ OPERATORS: dict[str, Callable[[], BatchOperator]] = {
     "filter": lambda: Filter("op", lambda number: fail_on_threes(number) > 0),
     "flat_map": lambda: FlatMap("op", lambda number: (fail_on_threes(each) for each in (number,))),
     "key_by": lambda: KeyBy("op", fail_on_threes),
-    "process": lambda: Process("op", emitting),
+    "split": lambda: Split("op", emitting),
     "stateful_map": lambda: Stateful("op", tallied, table(Tally), clone=StateType[Any]("op", Tally).clone),
     "stateful_flat_map": lambda: Stateful("op", lambda s, n: (n, [fail_on_threes(n)]), table(int), flat=True),
     "with side outputs": lambda: Stateful("op", told, table(int), sides={"side": []}),
@@ -174,7 +174,7 @@ def test_a_sink_writes_what_can_be_encoded() -> None:
 @pytest.mark.parametrize(
     ("raised", "error"), [(ConnectionError("away"), Unavailable), (Unavailable("away"), Unavailable)], ids=repr
 )
-@pytest.mark.parametrize("kind", ["map", "process", "stateful_flat_map"])
+@pytest.mark.parametrize("kind", ["map", "split", "stateful_flat_map"])
 def test_an_outage_makes_no_letter(kind: str, raised: Exception, error: type[Exception]) -> None:
     def fail(*given: Any) -> Any:
         raise raised

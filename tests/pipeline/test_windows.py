@@ -254,6 +254,6 @@ def test_a_fold_with_revisions_needs_merge() -> None:
 def test_records_of_a_window_need_a_known_type_to_be_kept() -> None:
     pipeline = Pipeline("p")
     unknown = pipeline.source("clicks", CLICKS).map(lambda click: click).key_by(lambda click: 0)
-    unknown.window(Tumbling("1m")).process("all", lambda window: window.value).sink("out", OUT)
+    unknown.window(Tumbling("1m")).apply("all", lambda window: window.value).sink("out", OUT)
     with pytest.raises(GraphError, match="the records of a window are kept, and their type is unknown"):
         pipeline.build()

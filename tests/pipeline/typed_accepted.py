@@ -109,7 +109,7 @@ assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words)
 assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
 windows = by_customer.window(Tumbling("1h"))
 assert_type(windows.aggregate("u", Count(), early="1m", lateness="1h"), Stream[Windowed[str, int]])
-assert_type(windows.process("v", window_total), Stream[Total])
+assert_type(windows.apply("v", window_total), Stream[Total])
 assert_type(by_customer.stateful_map("a", add), Stream[Total])
 assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
 assert_type(by_customer.stateful_map("c", Remember), Stream[int])
@@ -146,7 +146,7 @@ def route(order: Order, emit: Emit[int]) -> None:
         emit(order.id)
 
 
-routed = orders.process("route", route, outputs=[late])
+routed = orders.split(route, outputs=[late])
 assert_type(routed, Stream[int])
 assert_type(routed.side(late), Stream[Order])
 

@@ -35,6 +35,7 @@ orders = pipeline.source("orders", KafkaSource("orders", value=Order))
 totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
 
 orders.stateful_map("unkeyed", add)  # type: ignore[attr-defined]
+orders.process("route", len)  # type: ignore[attr-defined]
 orders.key_by(lambda order: order.customer).map(of_total)  # type: ignore[attr-defined]
 orders.map(of_total)  # type: ignore[arg-type]
 orders.filter(lambda order: order.price > 0)  # type: ignore[attr-defined]
@@ -54,6 +55,9 @@ late = Output("late", Order)
 def route(order: Order, emit: Emit[int]) -> None:
     emit("text")  # type: ignore[call-overload]
     emit(5, late)  # type: ignore[misc]
+
+
+orders.split("route", route)  # type: ignore[call-overload]
 
 
 def count_all(count: int | None, order: Order, emit: SideEmit) -> tuple[int, int]:
