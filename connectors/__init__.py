@@ -14,7 +14,9 @@ from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
+from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
+from exactlyonce.pipeline.source import Source
 
 __all__ = [
     "Cluster",
@@ -25,8 +27,14 @@ __all__ = [
     "MySQLTableSource",
     "OpenSplit",
     "PostgresTableSource",
+    "RangeContext",
+    "ReaderContext",
+    "RecordDecoder",
+    "Source",
     "SourceOffset",
+    "SourceReader",
     "SplitDecoder",
+    "SplitReader",
     "SplitSource",
     "require_reached",
 ]

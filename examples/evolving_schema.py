@@ -21,9 +21,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from exactlyonce import AvroCodec, Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import AvroCodec, KafkaSink, KafkaSource, Pipeline
 
 LIMIT_S = 60
 

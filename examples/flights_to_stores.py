@@ -25,8 +25,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from demo_count import delay, rows
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
+from exactlyonce import KafkaSource, Pipeline
 from exactlyonce.sinks import FileSink, PostgresSink
 
 LIMIT_S = 60

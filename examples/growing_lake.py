@@ -23,8 +23,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
+from exactlyonce import KafkaSource, Pipeline
 from exactlyonce.sinks import DeltaSink, IcebergSink
 
 LIMIT_S = 60

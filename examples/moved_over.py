@@ -17,9 +17,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
 
 LIMIT_S = 60
 PARTITIONS = 3

@@ -24,6 +24,8 @@ from exactlyonce import (
     Emit,
     First,
     Hopping,
+    KafkaSink,
+    KafkaSource,
     Max,
     Mean,
     Min,
@@ -37,8 +39,6 @@ from exactlyonce import (
     Tumbling,
     Windowed,
 )
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LONG = ("-1h", "1h")
 """Longer than the events that are joined lie apart."""

@@ -20,9 +20,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource, PostgresTableSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
+from exactlyonce.connectors import PostgresTableSource
 
 LIMIT_S = 60
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, GraphError, Max, Mean, Output, Pipeline, Stream, Sum, TopN
+from exactlyonce import Count, Max, Mean, Output, Pipeline, Stream, Sum, TopN
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.aggregates import Place, Placed
 from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
