@@ -15,10 +15,9 @@ from collections.abc import Mapping
 
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from exactlyonce import DeadLetters, Pipeline
+from exactlyonce.cli.demo.feeding import create_topics
 from exactlyonce.cli.main import main as exactlyonce
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
@@ -59,9 +58,7 @@ def make(topic: str, rates: Mapping[str, float]) -> Pipeline:
 
 def feed(servers: str, topic: str) -> None:
     """Create *topic* with six payments."""
-    admin = AdminClient({"bootstrap.servers": servers})
-    for created in admin.create_topics([NewTopic(topic, 1)]).values():
-        created.result(LIMIT_S)
+    create_topics(servers, [topic], 1)
     payments = [("books", 10, "EUR"), ("tea", 20, "USD"), ("books", 500, "SEK"), ("tea", 5, "EUR"), ("tea", 90, "SEK")]
     producer = Producer({"bootstrap.servers": servers})
     for id, (shop, amount, currency) in enumerate(payments):
@@ -76,7 +73,7 @@ def show_totals(servers: str, topic: str) -> None:
     consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
     partitions = consumer.list_topics(topic, LIMIT_S).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    unread, totals = len(partitions), {}
+    unread, totals = len(partitions), dict[bytes | None, Total]()
     while unread:
         for message in consumer.consume(100, 0.1):
             if message.error():
