@@ -17,10 +17,8 @@ import msgspec
 from confluent_kafka import Consumer, TopicPartition
 from demo_count import delay, rows
 
-from exactlyonce import Count, Hopping, Max, Pipeline, Sum, Windowed
+from exactlyonce import Count, Hopping, KafkaSink, KafkaSource, Max, Pipeline, Sum, Windowed
 from exactlyonce.cli.demo.feeding import Records, create_topics, feed
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 DAY = ("2013", "2", "8")

@@ -19,10 +19,8 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from exactlyonce import AvroCodec, Pipeline
+from exactlyonce import AvroCodec, KafkaSink, KafkaSource, Pipeline
 from exactlyonce.cli.demo.feeding import create_topics
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 

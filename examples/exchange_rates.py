@@ -12,9 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from exactlyonce import Emit, Joined, Output, Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import Emit, Joined, KafkaSink, KafkaSource, Output, Pipeline
 
 
 class Payment(msgspec.Struct):

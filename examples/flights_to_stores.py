@@ -26,9 +26,8 @@ import pyarrow.dataset  # pyright: ignore[reportMissingTypeStubs]
 from confluent_kafka import Producer
 from demo_count import delay, rows
 
-from exactlyonce import Pipeline
+from exactlyonce import KafkaSource, Pipeline
 from exactlyonce.cli.demo.feeding import create_topics
-from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import FileSink, PostgresSink
 
 LIMIT_S = 60

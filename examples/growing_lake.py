@@ -21,9 +21,8 @@ import duckdb_ext
 import msgspec
 from confluent_kafka import Producer
 
-from exactlyonce import Pipeline
+from exactlyonce import KafkaSource, Pipeline
 from exactlyonce.cli.demo.feeding import create_topics
-from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import DeltaSink, IcebergSink
 
 LIMIT_S = 60

@@ -15,10 +15,8 @@ from collections import Counter
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from exactlyonce import Pipeline
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
 from exactlyonce.cli.demo.feeding import create_topics
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 PARTITIONS = 3

@@ -25,6 +25,8 @@ from exactlyonce import (
     Emit,
     First,
     Hopping,
+    KafkaSink,
+    KafkaSource,
     Max,
     Mean,
     Min,
@@ -38,8 +40,6 @@ from exactlyonce import (
     Tumbling,
     Windowed,
 )
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LONG = ("-1h", "1h")
 """Longer than the events that are joined lie apart."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce import Emit, Output, Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import Emit, KafkaSink, KafkaSource, Output, Pipeline
 
 TRIES_MAX = 5
 

@@ -18,10 +18,9 @@ import msgspec
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from exactlyonce import Pipeline
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
 from exactlyonce.cli.demo.feeding import create_topics
-from exactlyonce.connectors import KafkaSource, PostgresTableSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce.connectors import PostgresTableSource
 
 LIMIT_S = 60
 

@@ -14,10 +14,8 @@ from datetime import datetime
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
 
-from exactlyonce import Count, Last, Output, Pipeline, Session, Sum
+from exactlyonce import Count, KafkaSink, KafkaSource, Last, Output, Pipeline, Session, Sum
 from exactlyonce.cli.demo.feeding import create_topics, feed
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 CLICKS = [

@@ -139,8 +139,7 @@ class _Partial(Protocol[R_co]):
 class Pipeline:
     """A pipeline of sources, operators and sinks. Its name identifies its checkpoints.
 
-    >>> from exactlyonce.connectors import KafkaSource
-    >>> from exactlyonce.sinks import KafkaSink
+    >>> from exactlyonce import KafkaSink, KafkaSource
     >>> pipeline = Pipeline("shout")
     >>> words = pipeline.source("words", KafkaSource("words", value=str))
     >>> words.map(str.upper, output=str).sink("out", KafkaSink("loud-words"))
@@ -170,7 +169,7 @@ class Pipeline:
     def table(self, id: str, source: Source[Record[V]]) -> Table[Any, V]:
         """The newest value by key of a changelog topic, for `KeyedStream.as_of` and `KeyedStream.lookup`.
 
-        >>> from exactlyonce.connectors import KafkaSource
+        >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
         >>> names = pipeline.table("names", KafkaSource("names", key=str, value=str, metadata=True))
 
@@ -183,8 +182,7 @@ class Pipeline:
     def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
         """A loop: a stream of the records, of *type*, that a later `feed` sends back to it.
 
-        >>> from exactlyonce.connectors import KafkaSource
-        >>> from exactlyonce.sinks import KafkaSink
+        >>> from exactlyonce import KafkaSink, KafkaSource
         >>> pipeline = Pipeline("halve")
         >>> halved = pipeline.feedback("halved", int)
         >>> numbers = pipeline.source("numbers", KafkaSource("numbers", value=int)).union(halved)
@@ -335,7 +333,7 @@ class Stream(_Stream[T]):
 
         >>> async def fetch(cities: list[str]) -> list[float]:
         ...     return [len(city) / 2 for city in cities]  # or a call of a service
-        >>> from exactlyonce.connectors import KafkaSource
+        >>> from exactlyonce import KafkaSource
         >>> cities = Pipeline("weather").source("cities", KafkaSource("cities", value=str))
         >>> warm = cities.enrich("degrees", fetch).filter(lambda city: city.answer > 20)
 

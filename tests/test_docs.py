@@ -23,7 +23,7 @@ from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.testing.cluster import KafkaCluster
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", "docs", "docs/design", "docs/sinks", "docs/sources", "examples", "tests", "benchmarks")
+FOLDERS = (".", "docs", "docs/design", "docs/sinks", "docs/sources", "docs/tasks", "examples", "tests", "benchmarks")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 PIPELINES, EVENT_TIME, JOINS, ENRICH = (
     Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins", "enrich")
@@ -111,6 +111,8 @@ def commands(page: Path) -> Iterator[str]:
         if fence.kind == "sh":
             joined = fence.text.replace("\\\n", " ")
             yield from re.findall(r"^(?:\w+=\S+ )*(exactlyonce .*?)(?:\s+#.*)?$", joined, re.MULTILINE)
+        elif fence.kind == "console":
+            yield from re.findall(r"^\$ (exactlyonce .*?)(?:\s(?:[&|>]|2>).*)?$", fence.text, re.MULTILINE)
     prose = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
     yield from (code for code in re.findall(r"`(exactlyonce\s[^`|]*\s[^`|]*)`", prose))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -610,18 +608,3 @@ def test_a_replay_says_how_many_records_would_come_late_and_asks(
     assert "has read up to 1970-01-01T00:00:01.006Z" in shown
     assert len(values_in(kafka, sent)) == 4
     assert "3 records sent back" in command("replay", topic, "--yes")
-
-
-@pytest.mark.exhaustive
-def test_the_example_prints_what_the_page_says(kafka: KafkaCluster) -> None:
-    """But for the name of its topic, and the places of letters, which are in several partitions."""
-    root = Path(__file__).parents[2]
-    given = [sys.executable, str(root / "examples" / "dead_letters.py"), "--bootstrap-servers", kafka.bootstrap_servers]
-    shown = subprocess.run(given, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
-
-    def stable(text: str) -> list[str]:
-        return sorted(re.sub(r"^\d:\d+|(?<=payments-)\w{8}", "", line) for line in text.splitlines())
-
-    page = (root / "docs" / "pipelines.md").read_text()
-    (block,) = re.findall(r"```text\n(totals of the first version.*?)```", page, re.DOTALL)
-    assert stable(shown) == stable(block)

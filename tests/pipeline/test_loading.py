@@ -13,8 +13,9 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from exactlyonce import ConfigError, GraphError, Pipeline
+from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import ConfigError, GraphError
 from exactlyonce.pipeline.loading import load, load_reference, run
 from exactlyonce.sinks import PrintSink
 

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Emit, GraphError, Output, Pipeline
+from exactlyonce import Emit, Output, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
+from exactlyonce.errors import GraphError
 from exactlyonce.sinks import KafkaSink
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Context, Count, Emit, GraphError, Operator, Output, Pipeline, Record, Stream, Tumbling
+from exactlyonce import Context, Count, Emit, Operator, Output, Pipeline, Record, Stream, Tumbling
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.sinks import PrintSink

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, GraphError, JsonCodec, Operator, Output, Pipeline, Stream
+from exactlyonce import AvroCodec, JsonCodec, Operator, Output, Pipeline, Stream
 from exactlyonce.connectors import FileSource, GeneratorSource, KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.sinks import KafkaSink, PrintSink
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, GraphError, Output, Pipeline, Stream
+from exactlyonce import Count, Output, Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
 from exactlyonce.sinks import KafkaSink

@@ -126,8 +126,9 @@ def test_a_notebook_does_what_the_commands_do(
 
 
 OPENING = """\
-from exactlyonce import Context, Pipeline, Unavailable
+from exactlyonce import Context, Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import Unavailable
 from exactlyonce.sinks import KafkaSink
 
 
