@@ -93,3 +93,9 @@ def at_once(some: list[Order]) -> list[int]:
 
 orders.enrich("others", of_totals)  # type: ignore[arg-type]
 orders.enrich("plain", at_once)  # type: ignore[arg-type]
+
+pipeline.run(paralelism=2)  # type: ignore[call-arg]
+pipeline.run(parallelism="2")  # type: ignore[arg-type]
+pipeline.run(checkpoint_interval=5)  # type: ignore[arg-type]
+pipeline.run(until="never")  # type: ignore[arg-type]
+pipeline.run(restart={"strategy": "no"})  # type: ignore[typeddict-item]
