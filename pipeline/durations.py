@@ -29,7 +29,7 @@ def duration_ms(duration: Duration, name: str = "duration") -> int:
         milliseconds = Fraction(match[1]) * _UNIT_MS[match[2]]
     elif isinstance(duration, int) and not isinstance(duration, bool):
         raise ConfigError(
-            f'{name} is {duration!r}, without a unit: write "{duration}s" or timedelta(seconds={duration}).'
+            f'{name} is {duration}, without a unit: write "{duration}s", or timedelta(seconds={duration}) in Python.'
         )
     else:
         raise ConfigError(

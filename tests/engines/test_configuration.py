@@ -118,7 +118,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ),
         ("[run]\nmap = {a = 'b'}", "map is for a run that begins from a savepoint: add --from-savepoint"),
         ("[checkpoints]\n", "there is no table \\[checkpoints\\]"),
-        ("[checkpoint]\ninterval = 500", "checkpoint_interval .* is 500: write a number with a unit"),
+        ("[checkpoint]\ninterval = 500", "checkpoint_interval .* is 500, without a unit: write "),
         ("[checkpoint]\ninterval = '1ms'", "checkpoint_interval .* is 1ms: it must be at least 10ms"),
         ("[state]\nbackend = 'disk'", "state_backend \\(--state-backend\\) is 'disk': choose one of hashmap, rocksdb"),
         ("[state]\nmemory = 'much'", "state_memory .* is 'much': write a number with a unit, as 64kb"),
@@ -281,10 +281,7 @@ def test_durations(duration: Duration, milliseconds: int) -> None:
 @pytest.mark.parametrize(
     ("duration", "mistake"),
     [
-        (
-            5,
-            r'^checkpoint_interval \(--checkpoint-interval\) is 5, without a unit: write "5s" or timedelta\(seconds=5\)',
-        ),
+        (5, r'is 5, without a unit: write "5s", or timedelta\(seconds=5\) in Python\.$'),
         (5.5, r"is 5\.5: write a number with a unit, as 500ms, .*, or a timedelta\.$"),
         (True, r"is True: write a number with a unit"),
         ("0.5ms", r"is '0\.5ms': the smallest unit is 1ms\.$"),
