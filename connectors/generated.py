@@ -12,7 +12,14 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, ReaderContext
-from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource, SplitsReader, require_reached
+from exactlyonce.connectors.splits import (
+    OpenSplit,
+    SplitDecoder,
+    SplitRange,
+    SplitSource,
+    SplitsReader,
+    require_reached,
+)
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.sizes import is_count
@@ -178,10 +185,8 @@ class FixedSplits:
         """Nothing is connected."""
 
 
-class OpenNumbers:
-    """The `OpenSplit` of a generator, *rate* records a second from now on."""
-
-    time_ms, cursor = 0, None
+class OpenNumbers(OpenSplit):
+    """The numbers of a generator, *rate* records a second from now on."""
 
     def __init__(self, name: str, numbers: range, rate: float | None) -> None:
         self.name, self._numbers, self._rate = name, numbers, rate
@@ -200,17 +205,9 @@ class OpenNumbers:
     def ended(self) -> bool:
         return not self._numbers
 
-    def buffered(self) -> int:
-        return 0
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class OpenIterable:
-    """The `OpenSplit` of an iterable."""
-
-    time_ms, cursor = 0, None
+class OpenIterable(OpenSplit):
+    """The items of an iterable."""
 
     def __init__(self, position: SourceOffset, name: str, items: Iterator[Any]) -> None:
         self.name, self._items = name, items
@@ -230,6 +227,3 @@ class OpenIterable:
 
     def buffered(self) -> int:
         return len(self._next)
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -12,9 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from exactlyonce import Emit, Joined, Output, Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import Emit, Joined, KafkaSink, KafkaSource, Output, Pipeline
 
 
 class Payment(msgspec.Struct):
@@ -53,7 +51,7 @@ def pipeline(name: str = "exchange") -> Pipeline:
         "rates", KafkaSource(f"{name}-rates", key=str, value=Rate, metadata=True, time="at", idle="2s")
     )
     priced = payments.key_by(lambda payment: payment.currency).as_of("as-of", rates, keep="1h")
-    euros = priced.process("price", price, outputs=[unpriced])
+    euros = priced.split(price, id="price", outputs=[unpriced])
     euros.sink("priced", KafkaSink(f"{name}-priced"))
     euros.side(unpriced).sink("unpriced", KafkaSink(f"{name}-unpriced"))
     return pipeline

@@ -12,9 +12,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from exactlyonce import Emit, Output, Pipeline, Timers
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import Emit, KafkaSink, KafkaSource, Output, Pipeline, Timers
 
 SMALL, LARGE = 100, 50_000
 """Cents: at most, and at least."""

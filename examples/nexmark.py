@@ -19,11 +19,14 @@ import msgspec
 from nexmark_events import Auction, Bid, Person
 
 from exactlyonce import (
+    Aggregate,
     Count,
     CountDistinct,
     Emit,
     First,
     Hopping,
+    KafkaSink,
+    KafkaSource,
     Max,
     Mean,
     Min,
@@ -37,8 +40,6 @@ from exactlyonce import (
     Tumbling,
     Windowed,
 )
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LONG = ("-1h", "1h")
 """Longer than the events that are joined lie apart."""
@@ -334,7 +335,7 @@ def ranked(bid: Bid) -> Iterator[Ranked]:
     yield Ranked(rank(bid), bid)
 
 
-def statistics() -> dict[str, Any]:
+def statistics() -> dict[str, Aggregate[Ranked, Any]]:
     return {
         "bids": Count(),
         "bidders": CountDistinct(lambda ranked: ranked.bid.bidder),

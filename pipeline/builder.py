@@ -83,7 +83,7 @@ class Builder:
         if id is None:
             node_id = self._derived(f"{kind.value}-after-{anchor}")
         else:
-            node_id = anchor = self._claimed(id)
+            node_id = anchor = self._claimed(id, kind)
         fn, factory = (function.call, function.factory) if function else (None, False)
         self._anchors[node_id] = anchor
         target = on_error if isinstance(on_error, DeadLetterTarget) else None
@@ -146,7 +146,7 @@ class Builder:
 
         function = Function(call=route, name="topic=")
         sides = {output.name: type_ for output in outputs.values()}
-        router = self.add(Kind.PROCESS, id, (origin,), function, on_error, type=type_, outputs=sides)
+        router = self.add(Kind.SPLIT, id, (origin,), function, on_error, type=type_, outputs=sides)
         for topic, sink in routes.sinks.items():
             output = outputs.get(topic)
             routed = router if output is None else Input(router.node, output.name)
@@ -358,11 +358,16 @@ class Builder:
             number += 1
         return node_id
 
-    def _claimed(self, id: str) -> str:
+    def _claimed(self, id: str, kind: Kind) -> str:
+        """*id*, for a node of *kind*; or another that is free, with a problem."""
         if problem := name_problem(id):
             self.problem(f"id {problem}")
             return self._derived(str(id))
         if (first := self._nodes.get(id)) is None:
             return id
-        self.problem(f"id {id!r} is taken at {first.location}: give it another")
-        return self._derived(id)
+        free = self._derived(f"{id}-{'out' if kind is Kind.SINK else 'in' if kind is Kind.SOURCE else kind.value}")
+        self.problem(
+            f"id {id!r} of this {kind.value} is that of the {first.kind.value} at {first.location}, and each of a "
+            f"pipeline has its own: {free!r} is free"
+        )
+        return free

@@ -1,11 +1,14 @@
 """The pipeline as a user writes it: streams, and the operators on them.
 
-Only `build` raises for a wrong graph, and names all mistakes at once, with file and line. A stream may be used several
-times: each use gets all its records.
+Only `build` raises for a wrong graph, and names all mistakes at once, with file and line; a method that is missing, or
+called without its id, is refused at once. A stream may be used several times: each use gets all its records.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
@@ -44,7 +47,9 @@ from exactlyonce.pipeline.versions import VersionedState, parameter_type
 from exactlyonce.pipeline.windows import Window, Windowed, kept_state, migrated, revised
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    from typing_extensions import TypeForm, Unpack
+
+    from exactlyonce.pipeline.running import RunResult, RunSettings
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -54,7 +59,76 @@ V = TypeVar("V")
 Migrations = Mapping[int, Callable[[Any], Any]]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 R_co = TypeVar("R_co", covariant=True)
+
+_KEY = "key_by(fn)"
+_SINK = 'sink(id, KafkaSink("topic"))'
+_WINDOW = 'key_by(fn).window(Tumbling("1m"))'
+_AGGREGATE = f"{_WINDOW}.aggregate(id, Count()), or key_by(fn).stateful_map(id, fn) for a result after each record"
+_OUTER = '.join(id, right, within=("-5m", "1h"), how="left")'
+_INSTEAD = {
+    "group_by": _KEY, "group_by_key": _KEY, "partition_by": _KEY, "select_key": _KEY,
+    "to": _SINK, "to_topic": _SINK, "sink_to": _SINK, "add_sink": _SINK, "through": _SINK, "write": _SINK,
+    "foreach": "peek(fn)", "for_each": "peek(fn)", "inspect": "peek(fn)", "print": "peek(), which prints",
+    "map_values": "map(fn)", "transform": "map(fn)", "select": "map(fn)", "flat_map_values": "flat_map(fn)",
+    "where": "filter(fn)", "filter_not": "filter(fn)", "merge": "union(other)", "concat": "union(other)",
+    "connect": "key_by(fn).co_process(id, right, Handler)", "branch": "split(fn, outputs=[...])",
+    "side_output": "side(output)", "get_side_output": "side(output)", "windowed_by": _WINDOW, "window_by": _WINDOW,
+    "tumbling_window": _WINDOW, "hopping_window": _WINDOW, "session_window": _WINDOW, "window_all": _WINDOW,
+    "count": _AGGREGATE, "sum": _AGGREGATE, "min": _AGGREGATE, "max": _AGGREGATE, "left_join": _OUTER,
+    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source", "execute": "pipeline.run()",
+    "run": "pipeline.run()", "uid": "id= of the operator", "name": "id= of the operator",
+}  # fmt: skip
+"""What does it, by the name that a method has elsewhere, in snake_case."""
+
+
+def _remedy(kind: type, name: str) -> str | None:
+    """What does what a user expects of method *name*, which streams of class *kind* lack; None: nothing is known."""
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    if name == "process":
+        apply = "the function over all records of a window is .apply(id, fn)"
+        split = "a function of (record, emit) is .split(fn, outputs=[...], id=...)"
+        return f"process takes a handler with timers, of a keyed stream; {apply if kind is WindowedStream else split}"
+    if snake != name and hasattr(kind, snake):
+        return f"{name} is {snake} here"
+    if hasattr(WindowedStream, snake):
+        window = '.window(Tumbling("1m"))' if kind is KeyedStream else f".{_WINDOW}"
+        return f"{name} is of windows: put {window} before it"
+    if kind is Stream and hasattr(KeyedStream, snake):
+        return f"{name} keeps state by key: put .key_by(...) before it"
+    if kind is Table and (hasattr(KeyedStream, snake) or hasattr(Stream, snake)):
+        return f"{name} is not for tables: a keyed stream reads one by .as_of(id, table) or .lookup(id, table)"
+    if hasattr(Stream, snake):
+        return f"{name} is not for {_STREAMS[kind]}: put it before .key_by(...), or after an operator with state"
+    if hasattr(KeyedStream, snake):
+        return f"{name} is not for windows: put it before .window(...)"
+    return f"{name} is {_INSTEAD[snake]} here" if snake in _INSTEAD else None
+
+
+def _operator(method: F) -> F:
+    """*method*, which refuses a call that does not follow the rule of ids.
+
+    What has state, or anything else in checkpoints, has an id as its first argument; what has none takes ``id=``.
+    """
+    name = method.__name__
+    identified = next(iter([*inspect.signature(method).parameters][1:])) == "id"
+
+    @functools.wraps(method)
+    def checked(stream: Any, *given: Any, **options: Any) -> Any:
+        first = given[0] if given else options.get("id")
+        if identified and not isinstance(first, str):
+            raise GraphError(
+                f'{location(caller())}: the first argument of {name} is its id in checkpoints, as {name}("{name}", '
+                f"...), and not {first!r:.100}"
+            )
+        if not identified and given and isinstance(first, str):
+            raise GraphError(
+                f"{location(caller())}: {name} has no state, so its id has a name: {name}(..., id={first!r})"
+            )
+        return method(stream, *given, **options)
+
+    return checked  # type: ignore[return-value]  # of the same signature
 
 
 class _Partial(Protocol[R_co]):
@@ -67,8 +141,7 @@ class _Partial(Protocol[R_co]):
 class Pipeline:
     """A pipeline of sources, operators and sinks. Its name identifies its checkpoints.
 
-    >>> from exactlyonce.connectors import KafkaSource
-    >>> from exactlyonce.sinks import KafkaSink
+    >>> from exactlyonce import KafkaSink, KafkaSource
     >>> pipeline = Pipeline("shout")
     >>> words = pipeline.source("words", KafkaSource("words", value=str))
     >>> words.map(str.upper, output=str).sink("out", KafkaSink("loud-words"))
@@ -89,14 +162,16 @@ class Pipeline:
         """The globals of its module, by which worker processes import it."""
         self._builder = Builder(name, max_parallelism)
 
+    @_operator
     def source(self, id: str, source: Source[T]) -> Stream[T]:
         """The stream of *source*."""
         return Stream(self._builder, self._builder.add_source(id, source))
 
+    @_operator
     def table(self, id: str, source: Source[Record[V]]) -> Table[Any, V]:
         """The newest value by key of a changelog topic, for `KeyedStream.as_of` and `KeyedStream.lookup`.
 
-        >>> from exactlyonce.connectors import KafkaSource
+        >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
         >>> names = pipeline.table("names", KafkaSource("names", key=str, value=str, metadata=True))
 
@@ -105,11 +180,11 @@ class Pipeline:
         """
         return Table(self._builder, self._builder.add_table(id, source))
 
+    @_operator
     def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
         """A loop: a stream of the records, of *type*, that a later `feed` sends back to it.
 
-        >>> from exactlyonce.connectors import KafkaSource
-        >>> from exactlyonce.sinks import KafkaSink
+        >>> from exactlyonce import KafkaSink, KafkaSource
         >>> pipeline = Pipeline("halve")
         >>> halved = pipeline.feedback("halved", int)
         >>> numbers = pipeline.source("numbers", KafkaSource("numbers", value=int)).union(halved)
@@ -126,18 +201,11 @@ class Pipeline:
         """The checked graph; raises `GraphError` with every mistake and its remedy."""
         return self._builder.build()
 
-    def run(self, engine: str = "local", **options: Any) -> Any:
-        """Run it; see `exactlyonce run --help` for the options, here with `_` for `-`.
+    def run(self, engine: str = "local", **settings: Unpack[RunSettings]) -> RunResult | None:
+        """Run it, as `exactlyonce.run(pipeline, ...)`, which has more about settings and result."""
+        from exactlyonce.pipeline.running import run
 
-        ``run("spark", spark=spark, until="latest")`` runs on a Spark session, up to the present end of the topics, with
-        the options of `exactlyonce.spark.backfill`.
-
-        *on_event* is a function that gets each event, a line of JSON there, as a dict. In a script, call `run` under
-        ``if __name__ == "__main__":``, since worker processes import the script.
-        """
-        from exactlyonce.pipeline.loading import run
-
-        return run(self, engine, options)
+        return run(self, engine, **settings)
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r})"
@@ -151,6 +219,14 @@ class _Stream(Generic[T]):
     def __iter__(self) -> NoReturn:
         where = location(caller())
         raise GraphError(f"{where}: a stream cannot be iterated: it has no records before the pipeline runs")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            kind = Stream if isinstance(self, Stream) else type(self)
+            if not name.startswith("_") and (remedy := _remedy(kind, name)):
+                raise GraphError(f"{location(caller())}: {remedy}")
+            raise AttributeError(f"a {kind.__name__} has no {name!r}", name=name, obj=self)
 
 
 class Stream(_Stream[T]):
@@ -171,6 +247,7 @@ class Stream(_Stream[T]):
         self, fn: Callable[[], Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
+    @_operator
     def map(
         self, fn: Any, *, id: str | None = None, output: Any = None, on_error: DeadLetterTarget | None = None
     ) -> Stream[Any]:
@@ -190,6 +267,7 @@ class Stream(_Stream[T]):
     def filter(
         self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ..., on_error: DeadLetterTarget | None = ...
     ) -> Stream[T]: ...
+    @_operator
     def filter(self, fn: Any, *, id: str | None = None, on_error: DeadLetterTarget | None = None) -> Stream[T]:
         """The records for which ``fn(record)`` is true."""
         function = self._builder.read(fn, ("record",))
@@ -205,6 +283,7 @@ class Stream(_Stream[T]):
         self, fn: Callable[[], Callable[[T], Iterable[U]]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
+    @_operator
     def flat_map(
         self, fn: Any, *, id: str | None = None, output: Any = None, on_error: DeadLetterTarget | None = None
     ) -> Stream[Any]:
@@ -216,6 +295,7 @@ class Stream(_Stream[T]):
     def peek(self, fn: Callable[[T], object] = ..., *, id: str | None = ...) -> Stream[T]: ...
     @overload
     def peek(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
+    @_operator
     def peek(self, fn: Any = print, *, id: str | None = None) -> Stream[T]:
         """The same records, after a call of ``fn(record)`` for each. After a failure it is called again."""
         return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",)), self._type)
@@ -238,6 +318,7 @@ class Stream(_Stream[T]):
         in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @_operator
     def enrich(
         self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: str = "5s", retries: int = 3,
         output: Any = None, on_error: DeadLetterTarget | None = None,
@@ -247,7 +328,7 @@ class Stream(_Stream[T]):
 
         >>> async def fetch(cities: list[str]) -> list[float]:
         ...     return [len(city) / 2 for city in cities]  # or a call of a service
-        >>> from exactlyonce.connectors import KafkaSource
+        >>> from exactlyonce import KafkaSource
         >>> cities = Pipeline("weather").source("cities", KafkaSource("cities", value=str))
         >>> warm = cities.enrich("degrees", fetch).filter(lambda city: city.answer > 20)
 
@@ -265,27 +346,18 @@ class Stream(_Stream[T]):
         return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
 
     @overload
-    def process(
-        self,
-        id: str,
-        fn: Callable[[T, Emit[U]], None],
-        *,
-        outputs: Sequence[Output[Any]] = ...,
-        output: TypeForm[U] | None = ...,
-        on_error: DeadLetterTarget | None = ...,
-    ) -> Stream[U]: ...
+    def split(
+        self, fn: Callable[[T, Emit[U]], None], *, id: str | None = ..., outputs: Sequence[Output[Any]] = ...,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
     @overload
-    def process(
-        self,
-        id: str,
-        fn: Callable[[], Callable[[T, Emit[U]], None]],
-        *,
-        outputs: Sequence[Output[Any]] = ...,
-        output: TypeForm[U] | None = ...,
-        on_error: DeadLetterTarget | None = ...,
-    ) -> Stream[U]: ...
-    def process(
-        self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), output: Any = None,
+    def split(
+        self, fn: Callable[[], Callable[[T, Emit[U]], None]], *, id: str | None = ...,
+        outputs: Sequence[Output[Any]] = ..., output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @_operator
+    def split(
+        self, fn: Any, *, id: str | None = None, outputs: Sequence[Output[Any]] = (), output: Any = None,
         on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Several outputs: ``fn(record, emit)`` calls ``emit(value)``, or ``emit(value, late)`` for one of *outputs*.
@@ -293,9 +365,8 @@ class Stream(_Stream[T]):
         The type of the main output comes from ``emit: Emit[U]`` or *output*; `side` gives the other streams.
         """
         function = self._builder.read(fn, ("record", "emit"))
-        type_ = _given(output, function.emitted)
-        sides = self._builder.sides(outputs)
-        return self._then(Kind.PROCESS, id, function, type_, outputs=sides, on_error=on_error)
+        type_, sides = _given(output, function.emitted), self._builder.sides(outputs)
+        return self._then(Kind.SPLIT, id, function, type_, outputs=sides, on_error=on_error)
 
     def side(self, output: Output[U]) -> Stream[U]:
         """The stream of a side output of the operator that gave this stream."""
@@ -305,6 +376,7 @@ class Stream(_Stream[T]):
     def union(self, *others: Stream[T], id: str | None = ...) -> Stream[T]: ...
     @overload
     def union(self, *others: Stream[U], id: str | None = ...) -> Stream[T | U]: ...
+    @_operator
     def union(self, *others: Stream[Any], id: str | None = None) -> Stream[Any]:
         """The records of this stream and the others. Only the order within each is kept."""
         origins = [self._origin, *(self._builder.own(other, "union") for other in others)]
@@ -314,6 +386,7 @@ class Stream(_Stream[T]):
         type_ = hints.union(self._builder.type_of(origin) for origin in known)
         return Stream(self._builder, self._builder.add(Kind.UNION, id, tuple(known), type=type_))
 
+    @_operator
     def key_by(
         self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool = False,
         on_error: DeadLetterTarget | None = None,
@@ -340,6 +413,7 @@ class Stream(_Stream[T]):
         """Feed the records to *loop*, from `Pipeline.feedback`."""
         self._builder.feed(self._origin, loop)
 
+    @_operator
     def sink(self, id: str, sink: Sink[T], *, on_error: DeadLetterTarget | None = None) -> None:
         """Write the records to *sink*. *on_error* gets those that cannot be encoded for it."""
         self._builder.add_sink(id, self._origin, sink, on_error)
@@ -350,14 +424,6 @@ class Stream(_Stream[T]):
 
     def _then(self, kind: Kind, id: str | None, function: Function, type_: Any, **rest: Any) -> Stream[Any]:
         return Stream(self._builder, self._builder.add(kind, id, (self._origin,), function, type=type_, **rest))
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
-                        "in_order", "deduplicate", "batches", "co_process"):  # fmt: skip
-                raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
-            raise AttributeError(f"a Stream has no {name!r}")
 
 
 class Feedback(Stream[T]):
@@ -421,6 +487,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def stateful_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
         state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
@@ -499,6 +566,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def stateful_flat_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
         state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
@@ -524,6 +592,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: str | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[T]: ...  # fmt: skip
+    @_operator
     def reduce(
         self, id: str, fn: Any, *, ttl: str | None = None, on_error: DeadLetterTarget | None = None
     ) -> Stream[T]:
@@ -562,6 +631,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         state_version: int = ...,
         migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def process(
         self, id: str, handler: Any, *, order: Order = "time", outputs: Sequence[Output[Any]] = (),
         late: Output[T] | None = None, state: Any = None, output: Any = None, state_version: int = 1,
@@ -576,7 +646,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         With ``order="arrival"`` no record waits. A timer goes off after all records that came before its watermark, so
         that results depend on the run; and so they do with timers of the clock, in any order.
 
-        *outputs* and *output* are those of `Stream.process`, *state*, *state_version* and *migrations* those of
+        *outputs* and *output* are those of `split`, *state*, *state_version* and *migrations* those of
         `stateful_map`.
         """
         kept = VersionedState(state, state_version, migrations or {})
@@ -616,6 +686,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         state_version: int = ...,
         migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def co_process(
         self, id: str, right: KeyedStream[K, V], handler: Any, *, order: Order = "time",
         outputs: Sequence[Output[Any]] = (), late: Output[T] | None = None, late_right: Output[V] | None = None,
@@ -657,6 +728,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
             kind, id, read.call, kept, type_, outputs, inputs=inputs, timed=timed, late=late, late_right=late_right
         )
 
+    @_operator
     def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
         """The records of each key by time; of one time by topic, partition and offset.
 
@@ -666,6 +738,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """
         return self._ordered(Kind.IN_ORDER, id, InOrder(), late)
 
+    @_operator
     def deduplicate(self, id: str, *, within: str, order: Order = "time", late: Output[T] | None = None) -> Stream[T]:
         """The first record of each key, without others less than *within* after it, as "1h"; then the next first one.
 
@@ -678,6 +751,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """
         return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
 
+    @_operator
     def batches(self, id: str, count: int, *, timeout: str | None = None) -> Stream[list[T]]:
         """Lists of *count* records of each key, in order of arrival: ``batches("batches", 100, timeout="5s")``.
 
@@ -744,6 +818,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["full"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Windowed[K, Pair[T | None, V | None]]]: ...  # fmt: skip
+    @_operator
     def join(
         self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str] | None = None,
         window: Window | None = None, how: How = "inner", late: Output[T] | None = None,
@@ -786,6 +861,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["inner"],
         late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
     ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
+    @_operator
     def as_of(
         self, id: str, versions: Versions[K, V], *, keep: str = "0s", how: Enrichment = "left",
         late: Output[T] | None = None, late_right: Output[Any] | None = None,
@@ -812,6 +888,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     def lookup(
         self, id: str, versions: Versions[K, V], *, how: Literal["inner"], ttl: str | None = ...
     ) -> Stream[Joined[K, T, V]]: ...
+    @_operator
     def lookup(
         self, id: str, versions: Versions[K, V], *, how: Enrichment = "left", ttl: str | None = None
     ) -> Stream[Any]:
@@ -853,14 +930,6 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         )  # fmt: skip
         return Stream(self._builder, origin)
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(Stream, name) and not name.startswith("_"):
-                where = location(caller())
-                raise GraphError(f"{where}: {name} is not for keyed streams: put it before .key_by(...)")
-            raise AttributeError(f"a KeyedStream has no {name!r}")
-
 
 class Table(_Stream[V], Generic[K, V]):
     """The newest value by key of a changelog; see `Pipeline.table`."""
@@ -893,35 +962,47 @@ class WindowedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
     @overload
     def aggregate(
+        self, id: str, aggregate: type[V], *, late: Output[T] | None = ..., lateness: str | None = ...,
+        early: str | None = ..., **fields: Aggregate[T, Any],
+    ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
+    @overload
+    def aggregate(
         self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...,
         lateness: str | None = ..., early: str | None = ...,
     ) -> Stream[Windowed[K, Any]]: ...  # fmt: skip
+    @_operator
     def aggregate(
         self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: str | None = None,
-        early: str | None = None,
+        early: str | None = None, **fields: Any,
     ) -> Stream[Any]:  # fmt: skip
         """The aggregate of the records of each window, as ``Count()`` or ``Sum("amount")``.
 
-        Several at once have names: ``{"orders": Count(), "spent": Sum("amount")}``; the value of a result then is a
-        record with these fields. *late* gets the records that no window takes any more, for `side` of the stream;
-        without it they are left out and counted. *lateness* and *early* are those of `WindowedStream`.
+        Several at once fill the fields of a class of yours, a dataclass, Struct, NamedTuple or attrs class:
+        ``aggregate("totals", Totals, orders=Count(), spent=Sum("amount"))`` gives `Windowed[K, Totals]`. Without a
+        class, ``{"orders": Count(), "spent": Sum("amount")}`` gives records with these fields, whose type is made here:
+        `Any` for type checkers. Checkpoints fit both forms, with the same fields in the same order.
+
+        *late* gets the records that no window takes any more, for `side` of the stream; without it they are left out
+        and counted. *lateness* and *early* are those of `WindowedStream`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
+            if isinstance(aggregate, type) and issubclass(aggregate, Aggregate):
+                raise Misuse(f"{aggregate.__name__} is a class: give one, as {aggregate.__name__}(...)")
+            if not isinstance(aggregate, Aggregate) and not (isinstance(aggregate, Mapping) and aggregate):
+                return several(id, aggregate, fields, record, names)
+            if fields:
+                raise Misuse(
+                    f"{next(iter(fields))}= is a field of a class: give the class, as aggregate(id, Totals, ...)"
+                )
             if isinstance(aggregate, Aggregate):
                 return aggregate.named(record, names)
-            if not isinstance(aggregate, Mapping) or not aggregate:
-                raise Misuse(f'expected an aggregate, as Count(), or {{"name": Count(), ...}}, got {aggregate!r}')
-            for name, part in aggregate.items():
-                if not isinstance(part, Aggregate) or not str(name).isidentifier():
-                    raise Misuse(
-                        f"the aggregate {name!r}: {part!r} must be a field's name with an aggregate, as Count()"
-                    )
-            return several(id, {name: part.named(record, names) for name, part in aggregate.items()})
+            return several(id, None, aggregate, record, names)
 
         window = revised(self._window, early, lateness)
         return Stream(self._builder, self._builder.window(id, self._origin, window, accumulate, late))
 
+    @_operator
     def fold(
         self,
         id: str,
@@ -968,17 +1049,18 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         return Stream(self._builder, origin)
 
     @overload
-    def process(
+    def apply(
         self, id: str, fn: Callable[[Windowed[K, list[T]]], Iterable[U]], *, output: TypeForm[U] | None = ...,
         late: Output[T] | None = ..., lateness: str | None = ..., early: str | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
     @overload
-    def process(
+    def apply(
         self, id: str, fn: Callable[[], Callable[[Windowed[K, list[T]]], Iterable[U]]], *,
         output: TypeForm[U] | None = ..., late: Output[T] | None = ..., lateness: str | None = ...,
         early: str | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
-    def process(
+    @_operator
+    def apply(
         self, id: str, fn: Any, *, output: Any = None, late: Output[T] | None = None, lateness: str | None = None,
         early: str | None = None,
     ) -> Stream[Any]:  # fmt: skip
@@ -992,6 +1074,9 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         window = revised(self._window, early, lateness)
         type_ = _given(output, function.item)
         return Stream(self._builder, self._builder.window(id, self._origin, window, held, late, function, type_))
+
+
+_STREAMS = {KeyedStream: "keyed streams", WindowedStream: "windows"}
 
 
 def _given(output: Any, declared: Any) -> Any:

@@ -273,7 +273,7 @@ def _loop(graph: LogicalGraph, node: Node) -> Iterator[str]:
     elif not _lets_out(graph, node):
         yield (
             f"no record ever leaves loop {node.id!r}: every operator in it passes on each one. Put a filter, a "
-            f"flat_map or a process(...) there, so that only some records are fed back"
+            f"flat_map or a split(...) there, so that only some records are fed back"
         )
 
 
@@ -308,7 +308,7 @@ def _unknown(graph: LogicalGraph, origin: Input, why: str) -> str:
         fix = f"give Output({origin.output!r}, type) a type"
     elif node.kind is Kind.SOURCE:
         fix = "give the source a type"
-    elif node.kind is Kind.PROCESS:
+    elif node.kind is Kind.SPLIT:
         fix = "annotate emit: Emit[type] in its function, or give output="
     else:
         fix = "annotate what its function returns, or give output="

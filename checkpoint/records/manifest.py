@@ -147,6 +147,11 @@ class SourceOffset(msgspec.Struct, frozen=True):
     """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
 
     @property
+    def identity(self) -> str:
+        """The identity of the split, as its source has found it."""
+        return self.topic_id
+
+    @property
     def in_topic(self) -> bool:
         """Whether the split is a partition of a topic."""
         return ":" not in self.topic
@@ -303,6 +308,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def output_ids(self) -> dict[str, str]:
         """The identities of the output topics by name, as far as they are known; none before the first output."""
         return {output.topic: output.topic_id for output in self.sinks if output.topic_id and self.checkpoint}
+
+    @property
+    def offsets_by_source(self) -> dict[str, dict[int, int]]:
+        """The offset at which the next work begins, by source and partition."""
+        offsets: dict[str, dict[int, int]] = {}
+        for position in self.offsets:
+            offsets.setdefault(position.source, {})[position.partition] = position.offset
+        return offsets
 
     @property
     def in_cluster(self) -> tuple[SourceOffset, ...]:

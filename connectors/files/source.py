@@ -150,6 +150,7 @@ class FileSource(SplitSource[T]):
             "format": format,
             "files": files,
             "watch": watch,
+            "endless": watch is not None,
             "forget_removed": forget_removed,
             "split_bytes": split_bytes,
             "name": name,
@@ -178,10 +179,6 @@ class FileSource(SplitSource[T]):
     @property
     def looks_at(self) -> str:
         return f"{self.place}: no file matches files={self.files!r}"
-
-    @property
-    def endless(self) -> bool:
-        return self.watch is not None
 
     def _folder(self) -> Place:
         return RemotePlace(self.path) if is_remote(self.path) else LocalPlace(self.path)
@@ -264,10 +261,10 @@ def _format(name: str, value: Any, delimiter: str, header: bool) -> FileFormat:
     return JsonLines(codec_for(value))
 
 
-class NoFile:
-    """The `OpenSplit` that only has a number; see `finding.NO_FILE`."""
+class NoFile(OpenSplit):
+    """A split that only has a number; see `finding.NO_FILE`."""
 
-    time_ms, ended, cursor = 0, True, None
+    ended = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -275,17 +272,11 @@ class NoFile:
     def read(self, records_max: int) -> list[Any]:
         return []
 
-    def buffered(self) -> int:
-        return 0
 
-    def close(self) -> None:
-        """Nothing is open."""
+class OpenFile(OpenSplit):
+    """A file, or a part of it."""
 
-
-class OpenFile:
-    """The `OpenSplit` of a file, or of a part of it."""
-
-    cursor = None
+    ended = False
 
     def __init__(self, position: SourceOffset, place: Place, reading: FileFormat) -> None:
         self._position, self._place = position, place
@@ -297,7 +288,6 @@ class OpenFile:
         self._blocks = reading.blocks(self._stream, self._file, split, position.offset)
         self._block: list[Any] = []
         self._at = 0
-        self.ended = False
         self._fill()
         if self.ended:
             self._require_reached(reading)

@@ -639,6 +639,6 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
     if node.kind is Kind.KEY_BY:
         apart = node.partitioned or node.type is UNKNOWN
         return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
-    if node.kind is Kind.PROCESS:
-        return ops.Process(node.id, function)
+    if node.kind is Kind.SPLIT:
+        return ops.Split(node.id, function)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -420,7 +420,7 @@ class Stateful(StateCalls):
 
 
 @dataclass(slots=True)
-class Process(BatchOperator):
+class Split(BatchOperator):
     """A function that emits to its main output and to side outputs."""
 
     fn: Callable[[Any, Callable[..., None]], Any]

@@ -231,7 +231,7 @@ class SourceDecoder:
                 f"Source {self.id!r}: {why()} The job has stopped before it; nothing is lost. "
                 f"{type(error).__name__}{'' if place else place_of(error)} says neither that the record is bad nor "
                 f"that something is away, so {option}= does not leave it out. Fix {raiser}: let it raise ValueError "
-                f"for a bad record, and exactlyonce.Unavailable for an outage{or_skip(message)}."
+                f"for a bad record, and exactlyonce.errors.Unavailable for an outage{or_skip(message)}."
             ) from error
         if on_error == "fail":
             raise RecordError(

@@ -329,7 +329,7 @@ def everything(name: str, log: str) -> Pipeline:
     tagger = partial(Tagger, log)
     orders.map(tagger, id="tag").sink("tags", KafkaSink(f"{name}-tags", key=lambda tagged: tagged.tag))
     records.sink("echo", KafkaSink(f"{name}-echo"))
-    both = orders.process("split", split, outputs=[LATE])
+    both = orders.split(split, id="split", outputs=[LATE])
     both.side(LATE).sink("late", KafkaSink(f"{name}-late", key=lambda order: str(order.id)))
     numbers = (
         both.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -33,8 +31,8 @@ from exactlyonce.engines.runtime.operators import (
     FlatMap,
     KeyBy,
     Map,
-    Process,
     SinkOutput,
+    Split,
     Stateful,
     listeners,
     record_error,
@@ -105,7 +103,7 @@ OPERATORS: dict[str, Callable[[], BatchOperator]] = {
     "filter": lambda: Filter("op", lambda number: fail_on_threes(number) > 0),
     "flat_map": lambda: FlatMap("op", lambda number: (fail_on_threes(each) for each in (number,))),
     "key_by": lambda: KeyBy("op", fail_on_threes),
-    "process": lambda: Process("op", emitting),
+    "split": lambda: Split("op", emitting),
     "stateful_map": lambda: Stateful("op", tallied, table(Tally), clone=StateType[Any]("op", Tally).clone),
     "stateful_flat_map": lambda: Stateful("op", lambda s, n: (n, [fail_on_threes(n)]), table(int), flat=True),
     "with side outputs": lambda: Stateful("op", told, table(int), sides={"side": []}),
@@ -174,7 +172,7 @@ def test_a_sink_writes_what_can_be_encoded() -> None:
 @pytest.mark.parametrize(
     ("raised", "error"), [(ConnectionError("away"), Unavailable), (Unavailable("away"), Unavailable)], ids=repr
 )
-@pytest.mark.parametrize("kind", ["map", "process", "stateful_flat_map"])
+@pytest.mark.parametrize("kind", ["map", "split", "stateful_flat_map"])
 def test_an_outage_makes_no_letter(kind: str, raised: Exception, error: type[Exception]) -> None:
     def fail(*given: Any) -> Any:
         raise raised
@@ -610,18 +608,3 @@ def test_a_replay_says_how_many_records_would_come_late_and_asks(
     assert "has read up to 1970-01-01T00:00:01.006Z" in shown
     assert len(values_in(kafka, sent)) == 4
     assert "3 records sent back" in command("replay", topic, "--yes")
-
-
-@pytest.mark.exhaustive
-def test_the_example_prints_what_the_page_says(kafka: KafkaCluster) -> None:
-    """But for the name of its topic, and the places of letters, which are in several partitions."""
-    root = Path(__file__).parents[2]
-    given = [sys.executable, str(root / "examples" / "dead_letters.py"), "--bootstrap-servers", kafka.bootstrap_servers]
-    shown = subprocess.run(given, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
-
-    def stable(text: str) -> list[str]:
-        return sorted(re.sub(r"^\d:\d+|(?<=payments-)\w{8}", "", line) for line in text.splitlines())
-
-    page = (root / "docs" / "pipelines.md").read_text()
-    (block,) = re.findall(r"```text\n(totals of the first version.*?)```", page, re.DOTALL)
-    assert stable(shown) == stable(block)

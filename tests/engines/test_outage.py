@@ -16,13 +16,13 @@ import msgspec
 import pytest
 from confluent_kafka import Message
 
-from exactlyonce import Unavailable
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.operators import Map, SinkOutput, Stateful
 from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.errors import Unavailable
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, is_fatal
 from exactlyonce.pipeline.keys import canonical_key

@@ -391,7 +391,7 @@ def test_a_session_that_waits_takes_late_records_and_its_results_are_in_time_wha
     source = KafkaSource("visits", value=Visit, time="at", disorder="1s", ahead=None)
     sessions = pipeline.source("visits", source).key_by(user).window(Session("5s", wait="5s"))
     counts = sessions.aggregate("sessions", Count())
-    counts.key_by(key).window(Tumbling("5s")).process("told", shown).sink("out", KafkaSink("out"))
+    counts.key_by(key).window(Tumbling("5s")).apply("told", shown).sink("out", KafkaSink("out"))
     visits = [
         Visit(name, begin + 1_000 * second)
         for name, second in (("ann", 0), ("ann", 8), ("bob", 9), ("ann", 4), ("bob", 30), ("ann", 26), ("bob", 50))

@@ -21,7 +21,7 @@ from exactlyonce.engines.runtime.operators import (
     KeyBy,
     Map,
     Peek,
-    Process,
+    Split,
     Stateful,
     listeners,
     record_error,
@@ -89,11 +89,11 @@ def nothing_at(offset: int) -> Callable[..., Any]:
         lambda fn: FlatMap("op", lambda record: [fn(record)]),
         lambda fn: Peek("op", fn),
         lambda fn: KeyBy("op", fn),
-        lambda fn: Process("op", lambda record, emit: emit(fn(record))),
+        lambda fn: Split("op", lambda record, emit: emit(fn(record))),
         lambda fn: stateful(lambda state, record: (None, fn(record))),
         lambda fn: stateful(lambda state, record: (None, [fn(record)]), flat=True),
     ],
-    ids=["map", "filter", "flat_map", "peek", "key_by", "process", "stateful_map", "stateful_flat_map"],
+    ids=["map", "filter", "flat_map", "peek", "key_by", "split", "stateful_map", "stateful_flat_map"],
 )
 def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int) -> None:
     """StopIteration is an error of its record, and no end of the batch."""
@@ -215,8 +215,8 @@ def test_what_goes_to_a_side_output_stays_what_it_was(batches: list[list[int]]) 
     assert [record for batch in late for record in batch.records] == GROWN
 
 
-def processing(output: Any) -> Process:
-    return Process("op", lambda record, emit: emit(record, output if record else LATE))
+def splitting(output: Any) -> Split:
+    return Split("op", lambda record, emit: emit(record, output if record else LATE))
 
 
 def folding(output: Any) -> Stateful:
@@ -226,8 +226,8 @@ def folding(output: Any) -> Stateful:
 @pytest.mark.parametrize(
     ("failing", "said"),
     [
-        (processing("late"), "got 'late', and outputs= declares late"),
-        (processing(Output("other", int)), "got 'other', and outputs= declares late"),
+        (splitting("late"), "got 'late', and outputs= declares late"),
+        (splitting(Output("other", int)), "got 'other', and outputs= declares late"),
         (folding(Output("other", int)), "got 'other', and outputs= declares late"),
         (folding(None), r"emit\(value\) names no output \(late\): return what goes to the main one"),
     ],

@@ -125,7 +125,7 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table:
     elif window == "folded":  # with states that change in place
         results = windows.fold("counts", list, adding(pause_ms / 1000), list.__add__, state=list[int], late=late)
     elif window == "processed":
-        results = windows.process("counts", summed, late=late, **options)
+        results = windows.apply("counts", summed, late=late, **options)
     else:
         results = windows.aggregate("counts", AGGREGATES, late=late, **options)
     if table:

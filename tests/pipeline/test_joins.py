@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import GraphError, Output, Pipeline, Session, Tumbling
+from exactlyonce import Output, Pipeline, Session, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
+from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks import KafkaSink
 

@@ -13,9 +13,11 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from exactlyonce import ConfigError, GraphError, Pipeline
+from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.pipeline.loading import load, load_reference, run
+from exactlyonce.errors import ConfigError, GraphError
+from exactlyonce.pipeline.loading import load, load_reference
+from exactlyonce.pipeline.running import run
 from exactlyonce.sinks import PrintSink
 
 PIPELINE = """
@@ -248,4 +250,5 @@ def test_a_pipeline_of_another_process_is_refused() -> None:
 
 def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(engine.folder))
-    assert run(of_this_module, "some", {"inline": True}) == 7
+    result: object = run(of_this_module, "some", inline=True)
+    assert result == 7

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, GraphError, JsonCodec, Operator, Output, Pipeline, Stream
+from exactlyonce import AvroCodec, JsonCodec, Operator, Output, Pipeline, Stream
 from exactlyonce.connectors import FileSource, GeneratorSource, KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.sinks import KafkaSink, PrintSink
 
 
@@ -85,7 +86,14 @@ MISTAKES: dict[str, Write] = {
         s.sink("out", out),
         p.table("side", KafkaSource("side", key=str, value=Order, metadata=True)),
     ),
-    "id 'out' is taken at ": lambda p, s: (s.sink("out", out), s.sink("out", out)),
+    r"id 'out' of this sink is that of the sink at .*test_validation.py:\d+, .*: 'out-out' is free": lambda p, s: (
+        s.sink("out", out),
+        s.sink("out", out),
+    ),
+    "id 't' of this sink is that of the reduce at .*: 't-out-2' is free": lambda p, s: (
+        s.map(len, id="t-out").key_by(abs).reduce("t", max).sink("t", out)
+    ),
+    "id 'orders' of this map is that of the source at .*: 'orders-map' is free": lambda p, s: s.map(len, id="orders"),
     "id 'a b' must be made of letters": lambda p, s: s.sink("a b", out),
     r"id 'x+' is longer than 100": lambda p, s: s.sink("x" * 101, out),
     "expected a sink, as KafkaSink": lambda p, s: s.sink("out", KafkaSink),
@@ -127,7 +135,7 @@ MISTAKES: dict[str, Write] = {
     "may be sent to another process. They come from 'map-after-orders'": lambda p, s: (
         s.map(lambda order: order.id).union(s).key_by(len).reduce("t", max).sink("out", out)
     ),
-    "They come from 'route' .*: annotate emit: Emit": lambda p, s: s.process("route", lambda order, emit: None).sink(
+    "They come from 'route' .*: annotate emit: Emit": lambda p, s: s.split(lambda order, emit: None, id="route").sink(
         "out", KafkaSink("out")
     ),
     "records may be sent to another process, and Unwritable cannot be encoded": lambda p, s: (
@@ -159,19 +167,19 @@ MISTAKES: dict[str, Write] = {
     "union of 5, which is not a stream": lambda p, s: s.union(5),
     "union of a keyed stream": lambda p, s: s.union(s.key_by(len)),
     "needs at least one other stream": lambda p, s: s.union(),
-    "'undeclared' is not an output of 'route': declare it": lambda p, s: s.process(
-        "route", lambda order, emit: None, outputs=[late]
+    "'undeclared' is not an output of 'route': declare it": lambda p, s: s.split(
+        lambda order, emit: None, id="route", outputs=[late]
     ).side(undeclared),
-    "records of output 'late' are not used": lambda p, s: s.process("route", lambda order, emit: None, outputs=[late]),
+    "records of output 'late' are not used": lambda p, s: s.split(lambda order, emit: None, id="route", outputs=[late]),
     "'undeclared' is not an output of 't': declare it in stateful_map": lambda p, s: (
         s.key_by(len).stateful_map("t", lambda state, order, emit: (1, 1), outputs=[late]).side(undeclared)
     ),
     r"must take \(state, record, emit\)": lambda p, s: s.key_by(len).stateful_map("t", len, outputs=[late]),
     r"side\(\) needs the main stream of an operator with outputs=.* one of source": lambda p, s: s.side(late),
     "and this is one of a side output": lambda p, s: (
-        s.process("route", lambda order, emit: None, outputs=[late]).side(late).side(late)
+        s.split(lambda order, emit: None, id="route", outputs=[late]).side(late).side(late)
     ),
-    "two outputs have the same name": lambda p, s: s.process("r", lambda order, emit: None, outputs=[late, late]),
+    "two outputs have the same name": lambda p, s: s.split(lambda order, emit: None, outputs=[late, late]),
     "partitioned=True is about the source's topic": lambda p, s: (
         s.key_by(len).reduce("a", max).key_by(len, partitioned=True).reduce("b", max).sink("out", out)
     ),

@@ -349,7 +349,7 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
             case "split" | "again" | "called":
                 output = Output("side", Event)
                 routed = _routed(output, _aside(step, calls))
-                streams[step.id] = inputs[0].process(step.id, routed, outputs=[output], output=Event)
+                streams[step.id] = inputs[0].split(routed, id=step.id, outputs=[output], output=Event)
                 streams[f"{step.id}~"] = streams[step.id].side(output)
             case "loop":
                 streams[step.id] = pipeline.feedback(step.id, Event, pause="30ms" if step.id == "back" else "0ms")

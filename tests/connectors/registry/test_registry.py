@@ -27,11 +27,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from login_proxy import asking_for_login
 from running import QUICK, Run, assert_updates, orders, run_here, stop, workers_of
 
-from exactlyonce import AvroCodec, ConfigError, JsonSchemaCodec, ProtobufCodec, Record, Unavailable
+from exactlyonce import AvroCodec, JsonSchemaCodec, ProtobufCodec, Record
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading, check_writing, opened, settings
 from exactlyonce.connectors.registry.codec import LOOKS
+from exactlyonce.errors import ConfigError, Unavailable
 from exactlyonce.testing.cluster import KafkaCluster
 from exactlyonce.testing.servers.registry import ANSWER_S, RegistryServer
 

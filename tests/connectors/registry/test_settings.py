@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, ConfigError, GraphError, Pipeline
+from exactlyonce import AvroCodec, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading
 from exactlyonce.connectors.registry.settings import looked_up, problems
+from exactlyonce.errors import ConfigError, GraphError
 from exactlyonce.sinks import KafkaSink, RedisSink
 
 URL = "http://127.0.0.1:8081"

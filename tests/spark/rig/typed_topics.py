@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Pipeline, Unavailable
+from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import Unavailable
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.sinks import KafkaSink
