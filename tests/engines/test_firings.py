@@ -498,8 +498,8 @@ def _by_time(make: Callable[..., Any]) -> Make:
     return lambda table: make(lambda batch: None, lambda batch: None, table=table)
 
 
-def _windows(window: Any, *listen: Any, table: Any) -> Any:
-    return windows_of(window, *listen, table=table)
+def _windows(window: Any, listen: Any, late: Any, table: Any) -> Any:
+    return windows_of(window, listen, late, table=table)
 
 
 def _sorter(spec: Any, given: Any, late: Any, table: Any) -> Any:
