@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
-from typing_extensions import assert_type
+from typing_extensions import Unpack, assert_type
 
 from exactlyonce import (
     AvroCodec,
@@ -18,17 +18,22 @@ from exactlyonce import (
     Enriched,
     Feedback,
     Joined,
+    Max,
     Operator,
     Output,
     Pair,
     Pipeline,
     Record,
+    RunResult,
+    RunSettings,
     SideEmit,
     Stream,
+    Sum,
     Table,
     Timers,
     Tumbling,
     Windowed,
+    run,
 )
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
@@ -109,6 +114,8 @@ assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words)
 assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
 windows = by_customer.window(Tumbling("1h"))
 assert_type(windows.aggregate("u", Count(), early="1m", lateness="1h"), Stream[Windowed[str, int]])
+assert_type(windows.aggregate("w", Total, customer=Max("customer"), sum=Sum("total")), Stream[Windowed[str, Total]])
+assert_type(windows.aggregate("x", {"n": Count()}), Stream[Windowed[str, Any]])
 assert_type(windows.apply("v", window_total), Stream[Total])
 assert_type(by_customer.stateful_map("a", add), Stream[Total])
 assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
@@ -245,3 +252,16 @@ class Client:
 assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"), Stream[Enriched[Order, Total]])
 assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
 assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])
+
+# run
+
+assert_type(pipeline.run(), RunResult | None)
+assert_type(pipeline.run(until="latest", min_pause=timedelta(seconds=1), state_memory=1 << 30), RunResult | None)
+assert_type(run("orders:pipeline", parallelism=2, restart={"strategy": "none"}, on_event=print), RunResult | None)
+
+
+def on_event(event: dict[str, Any]) -> None: ...
+
+
+def configured(**settings: Unpack[RunSettings]) -> RunResult | None:
+    return run(pipeline, log_level="warning", on_event=on_event) or pipeline.run(**settings)
