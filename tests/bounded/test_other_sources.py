@@ -140,7 +140,9 @@ def test_a_source_that_grows(files: Files, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text("\n\n".join(blocks[:2]))
     journal = tmp_path / "orders.db"
     params = {"name": files.name, "path": str(journal)}
-    reference = {"module": module, "attribute": "pipeline", "params": params, "path": str(tmp_path)}
+    reference: dict[str, object] = {
+        "module": module, "attribute": "pipeline", "params": params, "path": str(tmp_path)
+    }  # fmt: skip
     loaded, topic = Loaded(load_reference(reference), reference), files.kafka.create_topic(f"{files.name}-orders", 1)
     for first in (0, 100):
         with closing(sqlite3.connect(journal)) as db, db:
