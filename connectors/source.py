@@ -184,6 +184,10 @@ class ReadsTopic(Readable, Protocol):
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
         """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
 
+    def starting(self, start: Any, group: str | None) -> ReadsTopic:
+        """The same source, whose `first_offsets` are those of *start*, or of a consumer *group*; *start*, if it is not
+        None, is as that of `KafkaSource`."""
+
 
 class SplitFinder(Protocol):
     """Finds the splits of a source that reads no topic, for the leader of a run. It belongs to one thread.
