@@ -218,6 +218,10 @@ class FindsSplits(Readable, Protocol):
         """Whether a number has the same record whenever a split is read. Else no record can be left out by its number,
         and `open_range` raises Halt, but where a range is read for the first time, `to_end`."""
 
+    @property
+    def grows(self) -> bool:
+        """Whether records may be added to a split of it, which reads no topic: then `left` is exact."""
+
     def left(self, position: SourceOffset) -> int:
         """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
         only if there are none. Raises ConfigError if bounded work cannot read the source. A partition of a topic has
