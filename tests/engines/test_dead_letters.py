@@ -563,6 +563,12 @@ def test_each_letter_is_sent_once_where_a_replay_dies_or_another_begins(
     assert values_in(kafka, sent) == [b"a", b"b", b"c"]
     with pytest.raises(Fenced, match="Another command on the letters of"):
         dying._call("commit_transaction", LIMIT_S)
+    call = LetterEndings._call
+    monkeypatch.setattr(
+        LetterEndings, "_call", lambda self, name, *rest: None if name.startswith("begin") else call(self, name, *rest)
+    )
+    with pytest.raises(Fenced, match="Another command on the letters of"):  # the client refuses to produce
+        dying.end([*letters.all()], REPLAYED)
     assert [letter.state for letter in letters.all()] == [REPLAYED] * 3
 
 
