@@ -153,7 +153,7 @@ class Readable(Protocol):
         """The treatment of a record that does not decode."""
 
     @property
-    def event_time(self) -> EventTime | None:
+    def event_time(self) -> EventTime[Any] | None:
         """The event time of its records, if they have one."""
 
     @property
@@ -217,6 +217,10 @@ class FindsSplits(Readable, Protocol):
     def repeats(self) -> bool:
         """Whether a number has the same record whenever a split is read. Else no record can be left out by its number,
         and `open_range` raises Halt, but where a range is read for the first time, `to_end`."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether records may be added to a split of it, which reads no topic: then `left` is exact."""
 
     def left(self, position: SourceOffset) -> int:
         """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
