@@ -87,7 +87,7 @@ def test_forms_of_a_row() -> None:
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        (("ann", Total("7")), r"state of key 'ann': Expected `int`, got `str` - at `\$.sum`"),  # type: ignore[arg-type]
+        (("ann", Total("7")), r"state of key 'ann': Expected `int`, got `str` - at `\$.sum`"),  # type: ignore[arg-type]  # as untyped code may give it
         (("ann", {"sum": "7"}), r"state of key 'ann': Expected `int`, got `str` - at `\$.sum`"),
         (b'{"key":"ann","sum":7,"lines":[{"amount":"x"}]}', r"Expected `float`, got `str` - at `\$.lines\[0\].amount`"),
         (b'{"key":"ann","sum":7,"lines":[{"amount":1,"dey":2}]}', r"no field for `\$.lines\[0\].dey`, which would be"),
