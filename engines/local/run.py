@@ -28,7 +28,7 @@ from exactlyonce.engines.local.monitoring.page import Page
 from exactlyonce.engines.local.monitoring.serving import Paths, serving
 from exactlyonce.engines.local.monitoring.spans import exporting
 from exactlyonce.engines.local.monitoring.waiting import WaitingNow
-from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
+from exactlyonce.engines.local.reporting import EventReporter, Report, Reporter, reporter_for
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
 from exactlyonce.engines.plan import Plan, plan
@@ -295,11 +295,14 @@ def run(
 ) -> Manifest | None:
     """Implements `Pipeline.run`: *options* are those of `exactlyonce run`, with underscores.
 
-    One thread calls *on_event* with each event of *log_level* or graver. Without it, each is a line of JSON on stderr.
+    One thread calls *on_event* with each event of *log_level* or graver. Without it, each is a line on
+    stderr, see `RunOptions.log_format`.
     """
     from exactlyonce.engines.configuration import options_from
 
     if on_event is not None and not callable(on_event):
         raise ConfigError(f"on_event is {on_event!r}: give a function that takes an event, a dict.")
-    reporter = JsonReporter(level=log_level) if on_event is None else EventReporter(on_event, level=log_level)
-    return run_loaded(loaded, options_from(options), reporter)
+    checked = options_from(options)
+    if on_event is None:
+        return run_loaded(loaded, checked, reporter_for(checked.log_format, log_level))
+    return run_loaded(loaded, checked, EventReporter(on_event, level=log_level))

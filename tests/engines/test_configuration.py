@@ -106,8 +106,11 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[run]\nparallelism = 0", "parallelism is 0: it must be at least 1"),
         ("[run]\ncheckpoint_partitions = 1", "checkpoint_partitions .* is 1: it must be at least 2"),
         ("[run]\nuntil = 'later'", "until is 'later': choose one of running, latest"),
-        ("[run]\nthreads = 2", "\\[run\\] has no key 'threads'. It has: parallelism"),
+        ("[run]\ncolour = 2", "\\[run\\] has no key 'colour'. It has: parallelism"),
         ("[run]\nfrom_savepoint = 'first'", "from_savepoint \\(--from-savepoint\\): it is neither a URL"),
+        ("[run]\nparalelism = 2", "\\[run\\] has no key 'paralelism'. Did you mean parallelism"),
+        ("[run]\ninterval = '1s'", "\\[run\\] has no key 'interval'. Write it in \\[checkpoint\\], as interval"),
+        ("[run]\ncheckpoint_interval = '1s'", "Write it in \\[checkpoint\\], as interval"),
         ("[run]\nfrom_savepoint = 1\nrewind = true", "\\[run\\] has no key 'rewind'"),
         ("[run]\nfrom_savepoint = 1\nmap = 'a=b'", "map is 'a=b': .* as {old = \"new\"}"),
         ("[run]\nfrom_savepoint = 1\nmap = {a = 1}", "map is {'a': 1}: write a name for each name"),
@@ -116,7 +119,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
             "allow_dropped_state .* is 'yes': write true or false",
         ),
         ("[run]\nmap = {a = 'b'}", "map is for a run that begins from a savepoint: add --from-savepoint"),
-        ("[checkpoints]\n", "there is no table \\[checkpoints\\]"),
+        ("[checkpoints]\n", "no table \\[checkpoints\\]. Did you mean \\[checkpoint\\]"),
         ("[checkpoint]\ninterval = 500", "checkpoint_interval .* is 500: write a number with a unit"),
         ("[checkpoint]\ninterval = '1ms'", "checkpoint_interval .* is 1ms: it must be at least 10ms"),
         ("[state]\nbackend = 'disk'", "state_backend \\(--state-backend\\) is 'disk': choose one of hashmap, rocksdb"),
@@ -167,7 +170,7 @@ def test_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "run": {
-        "parallelism": 2, "until": "latest", "drain": True, "max_late": 0.25, "standby": True, "ui": "127.0.0.1:8080",
+        "parallelism": 2, "log_format": "text", "until": "latest", "drain": True, "max_late": 0.25, "standby": True, "ui": "127.0.0.1:8080",
         "metrics": "127.0.0.1:9100", "traces": "http://127.0.0.1:4318", "repair": "halt",
         "checkpoint_partitions": 9, "from_savepoint": "s3://bucket/prefix/1", "map": {"sums": "totals"},
         "allow_dropped_state": True, "broker_timeout": "3m",
