@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
@@ -52,7 +53,7 @@ def make(topic: str) -> Pipeline:
 
 def reports() -> Records:
     """The flights of the day in the order in which they are reported."""
-    reported = []
+    reported: list[tuple[datetime, str, dict[str, Any]]] = []
     for row in rows():
         if (row["year"], row["month"], row["day"]) == DAY:
             scheduled = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%S%z") + timedelta(
@@ -70,7 +71,7 @@ def show(servers: str, topic: str, carrier: str) -> None:
     consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
     while (message := consumer.poll(LIMIT_S)) is not None and not message.error():
-        window = msgspec.json.decode(message.value() or b"", type=Windowed)
+        window = msgspec.json.decode(message.value() or b"", type=Windowed[str, dict[str, int]])
         if window.key == carrier:
             of = window.value
             print(

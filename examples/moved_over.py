@@ -14,10 +14,9 @@ from collections import Counter
 
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from exactlyonce import KafkaSink, KafkaSource, Pipeline
+from exactlyonce.cli.demo.feeding import create_topics
 
 LIMIT_S = 60
 PARTITIONS = 3
@@ -72,7 +71,7 @@ def read_invoices(servers: str, topic: str) -> list[Invoice]:
     settings = {"bootstrap.servers": servers, "group.id": "bookkeeping", "isolation.level": "read_committed"}
     consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    unread, invoices = PARTITIONS, []
+    unread, invoices = PARTITIONS, list[Invoice]()
     while unread:
         for message in consumer.consume(100, 0.1):
             if message.error():
@@ -88,9 +87,7 @@ def main() -> None:
     parser.add_argument("--bootstrap-servers", required=True)
     servers = parser.parse_args().bootstrap_servers
     topic, group = f"orders-{uuid.uuid4().hex[:8]}", f"old-invoicing-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": servers})
-    for created in admin.create_topics([NewTopic(topic, PARTITIONS)]).values():
-        created.result(LIMIT_S)
+    create_topics(servers, [topic], PARTITIONS)
 
     order(servers, topic, range(60))
     before = old_program(servers, topic, group, 40)

@@ -19,6 +19,7 @@ import msgspec
 from nexmark_events import Auction, Bid, Person
 
 from exactlyonce import (
+    Aggregate,
     Count,
     CountDistinct,
     Emit,
@@ -334,7 +335,7 @@ def ranked(bid: Bid) -> Iterator[Ranked]:
     yield Ranked(rank(bid), bid)
 
 
-def statistics() -> dict[str, Any]:
+def statistics() -> dict[str, Aggregate[Ranked, Any]]:
     return {
         "bids": Count(),
         "bidders": CountDistinct(lambda ranked: ranked.bid.bidder),

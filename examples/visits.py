@@ -37,6 +37,12 @@ class Click(msgspec.Struct):
     euros: int
 
 
+class Visit(msgspec.Struct):
+    clicks: int
+    euros: int
+    left: str
+
+
 def make(topic: str) -> Pipeline:
     """TOPIC to TOPIC-visits and TOPIC-late."""
     late = Output("late", Click)
@@ -45,7 +51,7 @@ def make(topic: str) -> Pipeline:
         pipeline.source("clicks", KafkaSource(topic, value=Click, time="at", disorder="2m"))
         .key_by(lambda click: click.user)
         .window(Session("30m"))
-        .aggregate("visits", {"clicks": Count(), "euros": Sum("euros"), "left": Last("page")}, late=late)
+        .aggregate("visits", Visit, clicks=Count(), euros=Sum("euros"), left=Last("page"), late=late)
     )
     visits.sink("out", KafkaSink(f"{topic}-visits", key=lambda visit: visit.key, create_partitions=1))
     visits.side(late).sink("late", KafkaSink(f"{topic}-late", key=lambda click: click.user, create_partitions=1))

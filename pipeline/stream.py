@@ -967,32 +967,42 @@ class WindowedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
     @overload
     def aggregate(
+        self, id: str, aggregate: type[V], *, late: Output[T] | None = ..., lateness: str | None = ...,
+        early: str | None = ..., **fields: Aggregate[T, Any],
+    ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
+    @overload
+    def aggregate(
         self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...,
         lateness: str | None = ..., early: str | None = ...,
     ) -> Stream[Windowed[K, Any]]: ...  # fmt: skip
     @_operator
     def aggregate(
         self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: str | None = None,
-        early: str | None = None,
+        early: str | None = None, **fields: Any,
     ) -> Stream[Any]:  # fmt: skip
         """The aggregate of the records of each window, as ``Count()`` or ``Sum("amount")``.
 
-        Several at once have names: ``{"orders": Count(), "spent": Sum("amount")}``; the value of a result then is a
-        record with these fields. *late* gets the records that no window takes any more, for `side` of the stream;
-        without it they are left out and counted. *lateness* and *early* are those of `WindowedStream`.
+        Several at once fill the fields of a class of yours, a dataclass, Struct, NamedTuple or attrs class:
+        ``aggregate("totals", Totals, orders=Count(), spent=Sum("amount"))`` gives `Windowed[K, Totals]`. Without a
+        class, ``{"orders": Count(), "spent": Sum("amount")}`` gives records with these fields, whose type is made here:
+        `Any` for type checkers. Checkpoints fit both forms, with the same fields in the same order.
+
+        *late* gets the records that no window takes any more, for `side` of the stream; without it they are left out
+        and counted. *lateness* and *early* are those of `WindowedStream`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
+            if isinstance(aggregate, type) and issubclass(aggregate, Aggregate):
+                raise Misuse(f"{aggregate.__name__} is a class: give one, as {aggregate.__name__}(...)")
+            if not isinstance(aggregate, Aggregate) and not (isinstance(aggregate, Mapping) and aggregate):
+                return several(id, aggregate, fields, record, names)
+            if fields:
+                raise Misuse(
+                    f"{next(iter(fields))}= is a field of a class: give the class, as aggregate(id, Totals, ...)"
+                )
             if isinstance(aggregate, Aggregate):
                 return aggregate.named(record, names)
-            if not isinstance(aggregate, Mapping) or not aggregate:
-                raise Misuse(f'expected an aggregate, as Count(), or {{"name": Count(), ...}}, got {aggregate!r}')
-            for name, part in aggregate.items():
-                if not isinstance(part, Aggregate) or not str(name).isidentifier():
-                    raise Misuse(
-                        f"the aggregate {name!r}: {part!r} must be a field's name with an aggregate, as Count()"
-                    )
-            return several(id, {name: part.named(record, names) for name, part in aggregate.items()})
+            return several(id, None, aggregate, record, names)
 
         window = revised(self._window, early, lateness)
         return Stream(self._builder, self._builder.window(id, self._origin, window, accumulate, late))

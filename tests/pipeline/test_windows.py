@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, Output, Pipeline, Stream
+from exactlyonce import Count, Max, Mean, Output, Pipeline, Stream, Sum, TopN
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import GraphError
+from exactlyonce.pipeline.aggregates import Place, Placed
 from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
 from exactlyonce.sinks import KafkaSink
@@ -257,3 +259,69 @@ def test_records_of_a_window_need_a_known_type_to_be_kept() -> None:
     unknown.window(Tumbling("1m")).apply("all", lambda window: window.value).sink("out", OUT)
     with pytest.raises(GraphError, match="the records of a window are kept, and their type is unknown"):
         pipeline.build()
+
+
+class Told(NamedTuple):
+    clicks: int
+    best: list[Click]
+
+
+class Struct(msgspec.Struct, kw_only=True):
+    note: str = ""
+    best: list[Click]
+    clicks: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+@dataclass
+class Means:
+    clicks: float
+    mean: float = 0.0
+
+
+@dataclass
+class Late:
+    late: int
+
+
+BOTH: dict[str, Any] = {"clicks": Count(), "best": TopN(2, "at")}
+
+
+def windowed(*given: Any, **fields: Any) -> Any:
+    """The graph of a window with an aggregate of these."""
+    pipeline = Pipeline("p")
+    windows = pipeline.source("clicks", CLICKS).key_by(_minute).window(Tumbling("1m"))
+    windows.aggregate("told", *given, **fields).sink("out", OUT)
+    return pipeline.build()
+
+
+@pytest.mark.parametrize("class_", [Told, Struct])
+def test_a_class_has_the_state_of_the_form_without_one(class_: Any) -> None:
+    typed, plain = windowed(class_, **BOTH).node("told"), windowed(BOTH).node("told")
+    assert typed.type == Windowed[int, class_]
+    assert (typed.meaning, typed.kept.layout) == (plain.meaning, plain.kept.layout)
+    state = typed.accumulator.add(None, Placed(Place(0, "t", 0, 0), Click(7)))
+    assert typed.accumulator.result(state) == class_(clicks=1, best=[Click(7)])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ((Told, {"clicks": Count()}), "Told needs best: give an aggregate for each field, as best=Count"),
+        ((Told, BOTH | {"mean": Mean("at")}), "Told has no field 'mean': its fields are clicks, best"),
+        ((Told, {"clicks": Mean("at"), "best": TopN(2, "at")}), "Told.clicks is int, and its aggregate gives float"),
+        ((Told, BOTH | {"best": len}), "aggregate 'best': .* must be a field's name with an aggregate"),
+        ((Told, BOTH | {"best": Max(lambda click: "a", type=str)}), r"Told.best is list\[Click\], .* gives str"),
+        ((Late, {}), r"Late.late has the name of an option of aggregate\(\): rename the field"),
+        ((int, {"clicks": Count()}), "or a class with a field for each, as a dataclass, got int"),
+        (({}, {}), "expected an aggregate"),
+        ((Count, {}), r"Count is a class: give one, as Count\(...\)"),
+        ((Count(), {"clicks": Count()}), r"clicks= is a field of a class: give the class"),
+    ],
+)
+def test_a_class_that_does_not_fit_its_aggregates_is_refused(given: Any, problem: str) -> None:
+    with pytest.raises(GraphError, match=problem):
+        windowed(given[0], **given[1])
+
+
+def test_a_field_of_floats_takes_integers_and_one_with_a_default_may_be_left_out() -> None:
+    assert windowed(Means, clicks=Sum("at")).node("told").type == Windowed[int, Means]

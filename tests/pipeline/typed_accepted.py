@@ -1,4 +1,4 @@
-"""Code that mypy --strict must accept, and the types that it must infer. Never run."""
+"""A user's code that mypy and pyright, both strict, must accept, and the types that they must infer. Never run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from exactlyonce import (
     Enriched,
     Feedback,
     Joined,
+    Max,
     Operator,
     Output,
     Pair,
@@ -25,6 +26,7 @@ from exactlyonce import (
     Record,
     SideEmit,
     Stream,
+    Sum,
     Table,
     Timers,
     Tumbling,
@@ -109,6 +111,8 @@ assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words)
 assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
 windows = by_customer.window(Tumbling("1h"))
 assert_type(windows.aggregate("u", Count(), early="1m", lateness="1h"), Stream[Windowed[str, int]])
+assert_type(windows.aggregate("w", Total, customer=Max("customer"), sum=Sum("total")), Stream[Windowed[str, Total]])
+assert_type(windows.aggregate("x", {"n": Count()}), Stream[Windowed[str, Any]])
 assert_type(windows.apply("v", window_total), Stream[Total])
 assert_type(by_customer.stateful_map("a", add), Stream[Total])
 assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
@@ -124,7 +128,7 @@ assert_type(orders.union(orders.map(Enrich)), Stream[Order | Total])
 
 # sources and sinks
 assert_type(pipeline.source("raw", KafkaSource("raw", value=bytes)), Stream[bytes])
-assert_type(pipeline.source("nullable", KafkaSource("n", value=Order | None)), Stream[Any])
+nullable: Stream[Order | None] = pipeline.source("nullable", KafkaSource("n", value=Order | None))
 assert_type(pipeline.source("avro", KafkaSource("avro", value=AvroCodec(Order))), Stream[Order])
 assert_type(pipeline.source("lists", KafkaSource("lists", value=list[Order])), Stream[list[Order]])
 with_metadata = pipeline.source("m", KafkaSource("m", value=Order, metadata=True, key=str, on_error="skip"))
