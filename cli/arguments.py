@@ -110,8 +110,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         by_task: dict[str, list[str]] = getattr(action, "by_task", {})
         if not by_task:
             return super()._format_action(action)
-        commands = {command.dest: command for command in action._get_subactions()}  # type: ignore[attr-defined]
-        tasks = []
+        below = action._get_subactions()  # type: ignore[attr-defined]  # as HelpFormatter
+        commands, tasks = {command.dest: command for command in below}, []
         for task, names in by_task.items():
             self._indent()
             tasks.append(f"  {task}:\n" + "".join(self._format_action(commands[name]) for name in names))

@@ -122,6 +122,7 @@ def parser() -> Parser:
         commands.by_task[task] = [name for name in commands.choices if name not in before]
     for command in commands.choices.values():
         give_examples(command)
+    root.set_defaults(root=root)
     return root
 
 

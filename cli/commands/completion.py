@@ -32,13 +32,10 @@ def add(commands: Commands) -> None:
 def completion(args: argparse.Namespace) -> int:
     import shtab
 
-    from exactlyonce.cli.main import parser
-
-    root = parser()
-    for action in _actions(root):
+    for action in _actions(args.root):
         if kind := _FILES.get(str(action.metavar)):
-            action.complete = getattr(shtab, kind)  # type: ignore[attr-defined]
-    print(shtab.complete(root, args.shell))
+            action.complete = getattr(shtab, kind)  # type: ignore[attr-defined]  # shtab looks there
+    print(shtab.complete(args.root, args.shell))
     return 0
 
 

@@ -170,10 +170,10 @@ def test_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "run": {
-        "parallelism": 2, "log_format": "text", "until": "latest", "drain": True, "max_late": 0.25, "standby": True, "ui": "127.0.0.1:8080",
+        "parallelism": 2, "until": "latest", "drain": True, "max_late": 0.25, "standby": True, "ui": "127.0.0.1:8080",
         "metrics": "127.0.0.1:9100", "traces": "http://127.0.0.1:4318", "repair": "halt",
         "checkpoint_partitions": 9, "from_savepoint": "s3://bucket/prefix/1", "map": {"sums": "totals"},
-        "allow_dropped_state": True, "broker_timeout": "3m",
+        "allow_dropped_state": True, "broker_timeout": "3m", "log_format": "text",
     },
     "checkpoint": {
         "mode": "at_least_once", "retention": "delete_on_cancellation", "storage": "s3://bucket/prefix",
