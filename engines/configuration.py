@@ -24,6 +24,7 @@ from exactlyonce.engines.options import HASHMAP, ROCKSDB, Restoration, RunOption
 from exactlyonce.pipeline.durations import duration_ms, written_duration
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import nearest, setting
+from exactlyonce.pipeline.running import ClusterSettings, LocalSettings
 from exactlyonce.pipeline.settings import Declared, declared, whole_number
 
 if sys.version_info >= (3, 11):
@@ -47,12 +48,12 @@ _RESTART = {
     if option.init
 }
 """The options of restart strategies, by field: whether they are durations."""
-_OF_RUN = ("log_level", "on_event")
-"""Options that `engines.local.run.run` takes itself; errors list them, too."""
 _OWNERS = (RunOptions, Restoration, CheckpointSettings, StateSettings)
 _DIRECT = {option.keyword for owner in _OWNERS for option in declared(owner).values()} | {
-    "bootstrap_servers", "config", "kafka", "restart",
+    *ClusterSettings.__annotations__, "restart",
 }  # fmt: skip
+_KNOWN = sorted(LocalSettings.__annotations__)
+"""These, and what the engine takes itself."""
 
 
 def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> ClientConfig:
@@ -115,9 +116,10 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
     given = {key: value for key, value in options.items() if value is not None}
     unknown = sorted(set(given) - _DIRECT)
     if unknown:
+        near = nearest(unknown[0], _KNOWN)
         raise ConfigError(
-            f"There is no option {', '.join(map(repr, unknown))}. Options are: "
-            f"{', '.join(sorted({*_DIRECT, *_OF_RUN}))}."
+            f"There is no option {', '.join(map(repr, unknown))}. "
+            + (f"Did you mean {near}?" if near else f"Options are: {', '.join(_KNOWN)}.")
         )
     file = read_file(given.get("config"))
     run = _fields(RunOptions, given, file.get("run", {}))

@@ -7,6 +7,7 @@ docs/settings.md follow from it.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ from exactlyonce.pipeline.sizes import byte_count, written_size
 DURATION, COUNT, SIZE, SHARE = "duration", "count", "size", "share"
 FLAG, CHOICE, TEXT, OTHER = "flag", "choice", "text", "other"
 """The form of a value: "500ms", 3, "512mb", 0.5; true, one of some words, any text, or one of its reader."""
+_TYPES = {DURATION: "Duration", COUNT: "int", SIZE: "Size", SHARE: "float", FLAG: "bool", TEXT: "str"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Setting:
     """Whether a settings file may have it."""
     metavar: str = ""
     """The value's placeholder in the help; empty: a word for its kind."""
+    type: str = ""
+    """The type of a value of `OTHER` in Python."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,14 @@ class Declared:
     def option(self) -> str:
         """The name on the command line, without leading dashes."""
         return self.keyword.replace("_", "-")
+
+    @property
+    def type(self) -> str:
+        """The type of its keyword argument."""
+        setting = self.setting
+        if setting.kind == CHOICE:
+            return f"Literal[{', '.join(json.dumps(choice) for choice in setting.choices)}]"
+        return setting.type or _TYPES[setting.kind]
 
     @property
     def named(self) -> str:

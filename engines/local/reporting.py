@@ -56,13 +56,13 @@ class Reporter:
 class EventReporter(Reporter):
     """Hands events of *level* or graver to *on_event*."""
 
-    def __init__(self, on_event: Callable[[Mapping[str, Any]], None], *, level: str = "info") -> None:
+    def __init__(self, on_event: Callable[[dict[str, Any]], object], *, level: str = "info") -> None:
         self._on_event = on_event
         self._is_selected = events.Selection(level)
 
     def event(self, event: Mapping[str, Any]) -> None:
         if self._is_selected(event):
-            self._on_event(event)
+            self._on_event(dict(event))
 
 
 class LineReporter(EventReporter):
