@@ -80,7 +80,7 @@ def test_help_loads_no_client(command: Command) -> None:
         (("status",), "invalid choice: 'status'. Did you mean top?\n"),
         (("savepoints", "lst"), "invalid choice: 'lst'. Did you mean list?\n"),
         (("dump",), "invalid choice: 'dump' (choose from demo, init, "),
-        (("state", "a", "--operator", "x"), "--operator. Did you mean OPERATOR, written without --operator?\n"),
+        (("state", "show", "a", "--operator", "x"), "--operator. Did you mean OPERATOR, written without --operator?\n"),
         (("dead-letters", "list", "t", "--op", "x"), "unrecognized arguments: --op. Did you mean --operator?\n"),
         (("run", "a:b", "--workers", "2"), "unrecognized arguments: --workers. Did you mean --parallelism?\n"),
         (("backfill", "a:b", "--until", "latest"), "unrecognized arguments: --until. Did you mean --to?\n"),
