@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import is_reference
@@ -38,6 +38,12 @@ Commands = Any  # argparse's own type for it is private
 
 class Parser(argparse.ArgumentParser):
     """Shows examples before options, takes no abbreviations, and names unknown arguments without their values."""
+
+    moved = ""
+    """What is said beside an action that the command does not have: how it is written now."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(message + self.moved * ("invalid choice" in message))
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_formatter, **options)

@@ -359,6 +359,9 @@ class KafkaSource(Source[T]):
 
         return {**offsets, **committed(topics, source, self.start_group, self.topic_name)}
 
+    def starting(self, start: Start | None, group: str | None) -> KafkaSource[T]:
+        return self._with(start=self.start if start is None else start, start_group=group)
+
     def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
         """The offsets of *start*."""
         first = topics.start_offsets(self.topic_name)
