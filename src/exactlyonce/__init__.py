@@ -33,6 +33,7 @@ from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.running import RunResult, RunSettings, run
 from exactlyonce.pipeline.sizes import Size
+from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
@@ -52,6 +53,7 @@ __all__ = [
     "Duration",
     "Emit",
     "Enriched",
+    "EventTime",
     "Feedback",
     "First",
     "Handler",

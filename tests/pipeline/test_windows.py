@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, Max, Mean, Output, Pipeline, Stream, Sum, TopN
+from exactlyonce import Count, EventTime, Max, Mean, Output, Pipeline, Stream, Sum, TopN
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.aggregates import Place, Placed
@@ -186,8 +186,9 @@ def test_a_timedelta_makes_the_same_pipeline_as_its_text() -> None:
     def built(duration: Callable[[str], Duration]) -> LogicalGraph:
         second, minute, day = duration("1s"), duration("1m"), duration("1d")
         pipeline = Pipeline("durations")
+        time = EventTime("at", disorder=second, idle=minute, ahead=day)
         loop = pipeline.feedback("loop", Paid, pause=second)
-        orders = pipeline.source("orders", KafkaSource("orders", value=Paid, time="at"))
+        orders = pipeline.source("orders", KafkaSource("orders", value=Paid, time=time))
         asked = orders.union(loop).enrich("asked", ask, timeout=second)
         asked.filter(lambda asked: asked.answer > 1).map(lambda asked: asked.record, output=Paid).feed(loop)
         keyed = orders.key_by(lambda order: order.customer)
