@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
@@ -79,7 +79,7 @@ class FileSource(SplitSource[T]):
         path: str | os.PathLike[str],
         *,
         value: TypeForm[V] | Codec[V],
-        format: str = ...,
+        format: Literal["jsonl", "csv", "parquet", "avro"] = ...,
         files: str = ...,
         delimiter: str = ...,
         header: bool = ...,
@@ -98,7 +98,7 @@ class FileSource(SplitSource[T]):
         path: str | os.PathLike[str],
         *,
         value: Any,
-        format: str = ...,
+        format: Literal["jsonl", "csv", "parquet", "avro"] = ...,
         files: str = ...,
         delimiter: str = ...,
         header: bool = ...,
