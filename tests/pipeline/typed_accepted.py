@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -36,7 +37,16 @@ from exactlyonce import (
     Windowed,
     run,
 )
-from exactlyonce.connectors import FileSource, GeneratorSource, IterableSource, KafkaSource, PostgresTableSource
+from exactlyonce.connectors import (
+    FileSource,
+    GeneratorSource,
+    IterableSource,
+    KafkaSource,
+    OpenSplit,
+    PostgresTableSource,
+    SourceOffset,
+    SplitSource,
+)
 from exactlyonce.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
 
 
@@ -304,3 +314,36 @@ by_customer.window(Tumbling(second, offset=timedelta(0))).aggregate("timed", Cou
 by_customer.join("timed-join", by_name, within=(-second, "1m"))
 by_customer.batches("timed-batches", 3, timeout=second)
 FileSink[Total]("/totals", roll_bytes="64mb", roll_interval=second)
+
+
+# sources of one's own
+class OpenShop(OpenSplit):
+    def __init__(self, path: str, position: SourceOffset) -> None:
+        self.path, self.name, self.next = path, position.identity, position.offset
+
+    def read(self, records_max: int) -> list[bytes]:
+        return [] if self.ended else [b"{}"] * records_max
+
+
+@dataclass(frozen=True, eq=False)
+class Journal(SplitSource[Order]):
+    path: str
+    grows = True
+
+    @property
+    def type(self) -> Any:
+        return Order
+
+    @property
+    def place(self) -> str:
+        return f"journal:{self.path}"
+
+    def find_splits(self) -> list[str]:
+        return ["amsterdam"]
+
+    def open_split(self, position: SourceOffset) -> OpenShop:
+        return OpenShop(self.path, position)
+
+
+journal = Journal("orders.db", time=EventTime("ts", disorder=timedelta(seconds=5), idle=None), on_error="skip")
+assert_type(pipeline.source("journal", journal), Stream[Order])

@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from exactlyonce import Emit, KafkaSink, KafkaSource, Output, Pipeline, SideEmit, Sum, Timers, Tumbling, run
+from exactlyonce import Emit, EventTime, KafkaSink, KafkaSource, Output, Pipeline, SideEmit, Sum, Timers, Tumbling, run
 from exactlyonce.connectors import FileSource, GeneratorSource, PostgresTableSource
 from exactlyonce.sinks import PostgresSink, PrintSink, RedisSink
 
@@ -139,3 +139,9 @@ by_id.deduplicate("once", within=60)  # type: ignore[arg-type]  # pyright: ignor
 
 run(orders)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 Pipeline(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+# event time
+KafkaSource("t", value=Order, time=EventTime("id", disorder=5))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+KafkaSource("t", value=Order, disorder="5s")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+EventTime("id", on_error="drop")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+EventTime("id", lateness="5s")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
