@@ -153,7 +153,7 @@ class Readable(Protocol):
         """The treatment of a record that does not decode."""
 
     @property
-    def event_time(self) -> EventTime | None:
+    def event_time(self) -> EventTime[Any] | None:
         """The event time of its records, if they have one."""
 
     @property

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -24,7 +24,7 @@ from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.source import DISORDER, IDLE, Source, TimeOf
+from exactlyonce.pipeline.source import AHEAD, EventTime, Source, TimeOf
 
 T_co = TypeVar("T_co", covariant=True)
 SPLIT_RECORDS = 1_000_000
@@ -333,10 +333,7 @@ class SplitSource(Source[T_co]):
     """
 
     on_error: OnError = "fail"
-    time: TimeOf | None = None
-    disorder: str = DISORDER
-    idle: str | None = IDLE
-    on_time_error: OnError = "fail"
+    time: TimeOf[Any] | None = None
 
     endless: bool = field(default=False, init=False, repr=False)
     """Whether splits may come while a run goes on."""
@@ -396,6 +393,17 @@ class SplitSource(Source[T_co]):
         return SplitDecoder(
             codec_for(self.type).decode, bytes, lambda part, error: f"the record is not {name}: {error}"
         )
+
+    @property
+    def event_time(self) -> EventTime[Any] | None:
+        """See `Source`. Its records are no messages, whose timestamps would bound their times."""
+        event_time = super().event_time
+        return None if event_time is None else replace(event_time, ahead=None)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
+            yield "ahead= is about the timestamps of messages of Kafka: leave it out"
 
     def describe(self) -> dict[str, Any]:
         """The class, the place and the type. Override it where more belongs to the identity, say a query."""

@@ -31,6 +31,7 @@ from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.running import RunResult, RunSettings, run
+from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
@@ -49,6 +50,7 @@ __all__ = [
     "DeadLetters",
     "Emit",
     "Enriched",
+    "EventTime",
     "Feedback",
     "First",
     "Handler",

@@ -16,6 +16,7 @@ from exactlyonce import (
     Count,
     Emit,
     Enriched,
+    EventTime,
     Feedback,
     Joined,
     Max,
@@ -253,6 +254,11 @@ assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"
 assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
 assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])
 
+# event time
+in_time = EventTime("placed", disorder="5s", idle=None)
+assert_type(pipeline.source("t1", KafkaSource("t", value=Order, time=in_time)), Stream[Order])
+assert_type(pipeline.source("t2", KafkaSource("t", value=Order, time=EventTime("id", disorder="5s"))), Stream[Order])
+assert_type(in_time, EventTime[object])
 # run
 
 assert_type(pipeline.run(), RunResult | None)
