@@ -36,7 +36,7 @@ from exactlyonce import (
     Windowed,
     run,
 )
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
 
@@ -135,8 +135,9 @@ assert_type(pipeline.source("raw", KafkaSource("raw", value=bytes)), Stream[byte
 nullable: Stream[Order | None] = pipeline.source("nullable", KafkaSource("n", value=Order | None))
 assert_type(pipeline.source("avro", KafkaSource("avro", value=AvroCodec(Order))), Stream[Order])
 assert_type(pipeline.source("lists", KafkaSource("lists", value=list[Order])), Stream[list[Order]])
-with_metadata = pipeline.source("m", KafkaSource("m", value=Order, metadata=True, key=str, on_error="skip"))
+with_metadata = pipeline.source("m", KafkaSource.records("m", value=Order, key=str, on_error="skip"))
 assert_type(with_metadata, Stream[Record[Order]])
+assert_type(pipeline.source("files", FileSource.records("/in", value=Order, watch="1m")), Stream[Record[Order]])
 pipeline.source("since", KafkaSource("since", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc)))
 pipeline.source("from", KafkaSource("from", value=Order, start={0: 17}))
 with_metadata.sink("copy", KafkaSink("copy"))
@@ -231,7 +232,7 @@ day = Tumbling("1d")
 assert_type(by_customer.join("day", by_name, window=day), Stream[Windowed[str, Pair[Order, Total]]])
 days = by_customer.join("days", by_name, window=day, how="full", late=late, late_right=late_totals)
 assert_type(days, Stream[Windowed[str, Pair[Order | None, Total | None]]])
-totals_of = pipeline.table("totals-of", KafkaSource("totals-of", key=str, value=Total, metadata=True))
+totals_of = pipeline.table("totals-of", KafkaSource.records("totals-of", key=str, value=Total))
 assert_type(totals_of, Table[Any, Total])
 assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
