@@ -126,7 +126,7 @@ def keywords(page: str) -> str:
         f"    log_level: {_literal(LEVELS)}",
         '    """the lowest level shown (default: info)."""',
         "    on_event: Callable[[dict[str, Any]], object]",
-        '    """gets each event; without it, each is a line of JSON on stderr."""',
+        '    """gets each event; without it, each is a line on stderr, see log_format."""',
     ]  # fmt: skip
     text = "\n".join(["# Written by docs/generate.py.", *classes, "", "", "# The end of what"])
     return re.sub("# Written by docs/generate.py.\n.*?# The end of what", lambda _: text, page, flags=re.DOTALL)

@@ -215,6 +215,10 @@ class RunOptions:
         TEXT, "send a span for each checkpoint and each restart to the OpenTelemetry collector there, by OTLP over "
         "HTTP", default="none", metavar="URL", reader=collector_at, flink="`traces.reporters`",
     ))  # fmt: skip
+    log_format: str = _declare("auto", Setting(
+        CHOICE, "the lines on stderr: text, json with the time in ISO 8601, or auto: text in a terminal, else json",
+        choices=("auto", "text", "json"),
+    ))  # fmt: skip
     checkpoint_partitions: int = _declare(PARTITIONS, Setting(
         COUNT, "of their topic, when it is created, one of them for decisions", minimum=PARTITIONS_MIN,
     ))  # fmt: skip

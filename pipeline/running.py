@@ -119,6 +119,9 @@ class LocalSettings(BoundedSettings, total=False):
     """answer there, over HTTP: /metrics for Prometheus, /live and /ready for probes."""
     traces: str
     """send a span for each checkpoint and each restart to the OpenTelemetry collector there, by OTLP over HTTP."""
+    log_format: Literal["auto", "text", "json"]
+    """the lines on stderr: text, json with the time in ISO 8601, or auto: text in a terminal, else json (default:
+    auto)."""
     inline: bool
     """all in one process, for a debugger."""
     mode: Literal["exactly_once", "at_least_once"]
@@ -156,7 +159,7 @@ class LocalSettings(BoundedSettings, total=False):
     log_level: Literal["debug", "info", "warning", "error"]
     """the lowest level shown (default: info)."""
     on_event: Callable[[dict[str, Any]], object]
-    """gets each event; without it, each is a line of JSON on stderr."""
+    """gets each event; without it, each is a line on stderr, see log_format."""
 
 
 # The end of what docs/generate.py writes.

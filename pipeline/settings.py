@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args
@@ -90,13 +90,19 @@ class Declared:
     @property
     def default_text(self) -> str:
         """The default as in a settings file."""
-        kind, value = self.setting.kind, self.default
-        if self.setting.default:
-            return self.setting.default
+        return self.setting.default or self.written(self.default)
+
+    def written(self, value: Any) -> str:
+        """The field's *value* as in a settings file."""
+        kind = self.setting.kind
         if kind == FLAG:
             return "on" if value else "off"
         if value is None:
             return "none"
+        if isinstance(value, Mapping):
+            return ", ".join(f"{name}={other}" for name, other in value.items())
+        if isinstance(value, tuple):
+            return ", ".join(map(str, value))
         return written_duration(value) if kind == DURATION else written_size(value) if kind == SIZE else str(value)
 
     def read(self, value: Any) -> Any:
