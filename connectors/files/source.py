@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     class _Options(TypedDict, total=False):
         """What both ways to read files take."""
 
-        format: str
+        format: Literal["jsonl", "csv", "parquet", "avro"]
         files: str
         delimiter: str
         header: bool

@@ -36,8 +36,8 @@ from exactlyonce import (
     Windowed,
     run,
 )
-from exactlyonce.connectors import FileSource, KafkaSource
-from exactlyonce.sinks import FileSink, KafkaSink, PrintSink
+from exactlyonce.connectors import FileSource, GeneratorSource, IterableSource, KafkaSource, PostgresTableSource
+from exactlyonce.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
 
 
 class Order(msgspec.Struct):
@@ -273,6 +273,30 @@ def on_event(event: dict[str, Any]) -> None: ...
 def configured(**settings: Unpack[RunSettings]) -> RunResult | None:
     return run(pipeline, log_level="warning", on_event=on_event) or pipeline.run(**settings)
 
+
+# other sources
+assert_type(pipeline.source("files", FileSource("/data", value=Order, files="*.csv", format="csv")), Stream[Order])
+table_source = PostgresTableSource("orders", dsn="env:SHOP_DSN", key="id", value=Order)
+assert_type(pipeline.source("table", table_source), Stream[Order])
+assert_type(pipeline.source("items", IterableSource([Order(1, "ann", 2, 3)], value=Order)), Stream[Order])
+assert_type(pipeline.source("numbers", IterableSource([1, 2], value=int)), Stream[int])
+
+
+def make(number: int) -> Order:
+    return Order(number, "ann", 1, number)
+
+
+assert_type(pipeline.source("made", GeneratorSource(make, rate=100)), Stream[Order])
+perhaps: Stream[int | None] = pipeline.source("perhaps", IterableSource([1, None], value=int | None))
+
+# other sinks
+orders.sink("pg", PostgresSink("orders", dsn="env:SHOP_DSN", mode="upsert", key=("id",), create=True))
+orders.sink("my", MySQLSink("orders", dsn="env:SHOP_DSN"))
+orders.sink("redis", RedisSink("env:CACHE", key=lambda order: f"order:{order.id}"))
+orders.sink("lines", FileSink("/data/out", format="parquet", roll_interval="1m", roll_bytes=1 << 26))
+orders.sink("delta", DeltaSink("/data/delta", create=True))
+orders.sink("ice", IcebergSink("shop.orders", catalog={"type": "rest"}, create=True))
+orders.map(Enrich).sink("wide", PrintSink())
 
 # durations and sizes
 

@@ -88,7 +88,7 @@ class FileContract(SourceContract):
     """Each split is a file, written anew when records are appended, before it is read."""
 
     grows = False
-    format = "jsonl"
+    format: Any = "jsonl"
     suffix = ".jsonl"
     value: Any = Row
 
