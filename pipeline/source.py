@@ -13,7 +13,7 @@ import msgspec
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
-from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, written_duration
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN, members, without_none
@@ -57,6 +57,9 @@ class EventTime(Generic[T_contra]):
             ahead: Duration | None = ..., on_error: OnError = ...,
         ) -> None: ...  # fmt: skip
         def __init__(self, at: Any, **settings: Any) -> None: ...
+
+    def __post_init__(self) -> None:
+        write_durations(self)
 
     @property
     def function(self) -> Callable[[Any], Any]:
@@ -102,6 +105,8 @@ class Source(ABC, Generic[T_co]):
     """The treatment of a record that does not decode."""
     time: TimeOf[Any] | None = None
     """The event time of a record; None: it has none."""
+    metadata: bool = False
+    """Whether it gives `Record`, whose values are of `timed_type`."""
 
     if not TYPE_CHECKING:  # a subclass says what its arguments are
 
@@ -117,6 +122,13 @@ class Source(ABC, Generic[T_co]):
                     f"{location(caller())}: {cls.__name__}: {', '.join(f'{old}=' for old in sorted(taken))} "
                     f"belong to time= now: time=EventTime({given.removeprefix('at=')})"
                 )
+            placed = {"metadata", "key"} & arguments.keys()
+            if placed and hasattr(cls, "records") and not placed <= set(inspect.signature(cls).parameters):
+                given = ", key=..." if "key" in placed else ""
+                raise GraphError(
+                    f"{location(caller())}: {cls.__name__} gives values alone: for `Record`, with key and place, write "
+                    f"{cls.__name__}.records(..., value=...{given}), without metadata="
+                )
             return super().__new__(cls)
 
     @property
@@ -131,7 +143,8 @@ class Source(ABC, Generic[T_co]):
 
     def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The function that gives the time of a record; see `EventTime.at`."""
-        return time_of(at, self.type)
+        of_value = time_of(at, self.timed_type)
+        return (lambda record: of_value(record.value)) if self.metadata and isinstance(at, str) else of_value
 
     @property
     def timed_type(self) -> Any:
@@ -204,10 +217,7 @@ class Source(ABC, Generic[T_co]):
     def describe_time(self) -> dict[str, Any]:
         """The part of `describe` that is about event time; {} without one."""
         event_time = self._given_time
-        if event_time is None:
-            return {}
-        given = event_time.disorder
-        return {"time": True, "disorder": given if isinstance(given, str) else written_duration(event_time.disorder_ms)}
+        return {} if event_time is None else {"time": True, "disorder": event_time.disorder}
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

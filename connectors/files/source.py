@@ -7,26 +7,41 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
 from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, JsonLines, Parquet
 from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
 from exactlyonce.connectors.files.remote import RemotePlace, is_remote
-from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
+from exactlyonce.connectors.splits import OpenSplit, PlacedDecoder, SplitDecoder, SplitSource, require_reached
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
+from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    from typing_extensions import TypedDict, TypeForm, Unpack
+
+    class _Options(TypedDict, total=False):
+        """What both ways to read files take."""
+
+        format: Literal["jsonl", "csv", "parquet", "avro"]
+        files: str
+        delimiter: str
+        header: bool
+        watch: Duration | None
+        forget_removed: bool
+        split_bytes: Size
+        name: str
+        on_error: OnError
+
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -67,49 +82,23 @@ class FileSource(SplitSource[T]):
     path: str
     format: str
     files: str
-    watch: str | None
+    watch: Duration | None
     forget_removed: bool
-    split_bytes: int
+    split_bytes: Size
     name: str
     value_type: Any
 
+    # type checkers see no TypeForm in ``Order | None`` where there are overloads: hence the second one of each
     @overload
     def __init__(
-        self: FileSource[V],
-        path: str | os.PathLike[str],
-        *,
-        value: TypeForm[V] | Codec[V],
-        format: str = ...,
-        files: str = ...,
-        delimiter: str = ...,
-        header: bool = ...,
-        watch: str | None = ...,
-        forget_removed: bool = ...,
-        split_bytes: int = ...,
-        name: str = ...,
-        on_error: OnError = ...,
-        time: TimeOf[V] | None = ...,
-    ) -> None: ...
-
-    # type checkers see no TypeForm in ``Order | None`` where there are overloads
+        self: FileSource[V], path: str | os.PathLike[str], *, value: TypeForm[V] | Codec[V],
+        time: TimeOf[V] | None = ..., **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: FileSource[Any],
-        path: str | os.PathLike[str],
-        *,
-        value: Any,
-        format: str = ...,
-        files: str = ...,
-        delimiter: str = ...,
-        header: bool = ...,
-        watch: str | None = ...,
-        forget_removed: bool = ...,
-        split_bytes: int = ...,
-        name: str = ...,
-        on_error: OnError = ...,
-        time: TimeOf[Any] | None = ...,
-    ) -> None: ...
-
+        self: FileSource[Any], path: str | os.PathLike[str], *, value: Any, time: TimeOf[Any] | None = ...,
+        **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -119,9 +108,9 @@ class FileSource(SplitSource[T]):
         files: str = "*",
         delimiter: str = ",",
         header: bool = True,
-        watch: str | None = None,
+        watch: Duration | None = None,
         forget_removed: bool = False,
-        split_bytes: int = SPLIT_BYTES,
+        split_bytes: Size = SPLIT_BYTES,
         name: str = "",
         on_error: OnError = "fail",
         time: TimeOf[Any] | None = None,
@@ -155,8 +144,34 @@ class FileSource(SplitSource[T]):
 
     _reading: FileFormat
 
+    @overload
+    @classmethod
+    def records(
+        cls, path: str | os.PathLike[str], *, value: TypeForm[V] | Codec[V], time: TimeOf[Record[V]] | None = ...,
+        **options: Unpack[_Options],
+    ) -> FileSource[Record[V]]: ...  # fmt: skip
+    @overload
+    @classmethod
+    def records(
+        cls, path: str | os.PathLike[str], *, value: Any, time: TimeOf[Any] | None = ..., **options: Unpack[_Options]
+    ) -> FileSource[Record[Any]]: ...
+    @classmethod
+    def records(cls, path: str | os.PathLike[str], *, value: Any, **options: Any) -> FileSource[Any]:
+        """Reads files as `Record`: `topic` is the file, `partition` the number of its part, `offset` the record's
+        number in that from 0 on, `timestamp_ms` the time of the file, and `key` None.
+
+        The arguments are those of `FileSource`; a function for *time* takes the `Record`.
+        """
+        source = cls(path, value=value, **options)
+        object.__setattr__(source, "metadata", True)
+        return source
+
     @property
     def type(self) -> Any:
+        return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
+
+    @property
+    def timed_type(self) -> Any:
         return self.value_type
 
     @property
@@ -185,7 +200,7 @@ class FileSource(SplitSource[T]):
 
     def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
         with closing(self._folder().open(file)) as stream:
-            return self._reading.parts(file, stream, self.split_bytes)
+            return self._reading.parts(file, stream, byte_count(self.split_bytes))
 
     def left(self, position: SourceOffset) -> int:
         """A guess by the size of the file."""
@@ -193,7 +208,7 @@ class FileSource(SplitSource[T]):
             return 0
         split = FileSplit.parse(position.topic_id)
         whole = (split.begin, split.end) == (0, WHOLE)
-        size = split.file_size if whole else min(split.file_size, self.split_bytes)
+        size = split.file_size if whole else min(split.file_size, byte_count(self.split_bytes))
         return max(1, FILE_RECORDS + size // RECORD_BYTES - position.offset)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
@@ -202,7 +217,8 @@ class FileSource(SplitSource[T]):
         return OpenFile(position, self._folder(), self._reading)
 
     def decoder(self) -> SplitDecoder:
-        return self._reading.decoder()
+        decoder = self._reading.decoder()
+        return PlacedDecoder(decoder) if self.metadata else decoder
 
     def grants(self, user: str) -> Grants | None:
         """See `Source`."""
@@ -219,13 +235,9 @@ class FileSource(SplitSource[T]):
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             yield f"name={self.name!r} must be of letters, digits, '.', '_' and '-'"
-        if not is_count(self.split_bytes, SPLIT_BYTES_MIN):
-            yield f"split_bytes={self.split_bytes!r} must be an integer of {SPLIT_BYTES_MIN} at least"
+        yield from size_problems(self.split_bytes, "split_bytes", least=SPLIT_BYTES_MIN)
         if self.watch is not None:
-            try:
-                duration_ms(self.watch)
-            except (ConfigError, ValueError) as error:
-                yield f"watch={self.watch!r}: {error}"
+            yield from duration_problems(self.watch, "watch", least_ms=0)
 
     def describe(self) -> dict[str, Any]:
         """The folder and the format; how large the parts are is noted with each of them."""
@@ -234,6 +246,7 @@ class FileSource(SplitSource[T]):
             "path": self._folder().url,
             "files": self.files,
             **self._reading.describe(),
+            **({"metadata": True} if self.metadata else {}),
             **self.describe_time(),
         }
 
