@@ -87,7 +87,7 @@ by_id.join("keys", totals.key_by(lambda total: "a"), within=("0s", "1s"))  # typ
 by_id.join("neither", by_id)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 by_id.join("how", by_id, within=("0s", "1s"), how="outer")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 by_id.as_of("unkeyed", orders)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-by_id.join("table", pipeline.table("t", KafkaSource("t", value=Order, metadata=True)), within=("0s", "1s"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+by_id.join("table", pipeline.table("t", KafkaSource.records("t", value=Order)), within=("0s", "1s"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 pipeline.table("values", KafkaSource("t", value=Order))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
