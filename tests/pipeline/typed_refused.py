@@ -145,3 +145,6 @@ KafkaSource("t", value=Order, time=EventTime("id", disorder=5))  # type: ignore[
 KafkaSource("t", value=Order, disorder="5s")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 EventTime("id", on_error="drop")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 EventTime("id", lateness="5s")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+KafkaSource("t", value=Order, metadata=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+pipeline.source("r", KafkaSource.records("t", value=Order)).map(of_total)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+pipeline.source("f", FileSource.records("/data", value=Order)).filter(lambda record: record.total > 0)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
