@@ -71,6 +71,8 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
         ("backfill", "--on", "driver", "--spark-conf", "a=b"): "--on driver starts no Spark, so --spark-conf cannot",
         ("backfill", "--to", "yesterday"): "is no place to go to",
         ("backfill", "--to", "2026-11-01T00:00:00"): "has no time zone",
+        ("backfill", "--to", "group:"): "group:NAME for the offsets of a consumer group",
+        ("backfill", "--to", "group:nobody"): "group 'nobody' has got to",
         ("backfill", "--to", '{"a": 1}'): "Offsets are written as",
         ("backfill", "--chunk-records", "0"): "must be at least 1",
     }
