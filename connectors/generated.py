@@ -54,7 +54,7 @@ class GeneratorSource(FixedSource[T]):
     - *rate*: records a second, of all splits; None: as fast as they are taken.
     - *splits*: they are made in parallel; split *i* has the numbers *i*, *i + splits*, *i + 2 splits* ...
     - *name*: that of its place in checkpoints and errors, where there are several.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     make: Callable[[int], T]
@@ -123,7 +123,7 @@ class IterableSource(FixedSource[T]):
       Each restart iterates anew, and leaves out the items that were read: items at the end of a longer list are new.
     - *value*: the type of an item.
     - *name*: that of its place in checkpoints and errors, where there are several.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     items: Iterable[T] | Callable[[], Iterable[T]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -21,9 +22,9 @@ from exactlyonce.connectors.source import RangeContext, ReaderContext, SplitFind
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.source import DISORDER, IDLE, Source, TimeOf
+from exactlyonce.pipeline.source import AHEAD, EventTime, Source, TimeOf
 
 T_co = TypeVar("T_co", covariant=True)
 SPLIT_RECORDS = 1_000_000
@@ -40,7 +41,7 @@ class OpenSplit(ABC):
 
     @property
     def ended(self) -> bool:
-        """Whether all records have been read. A split that may grow never ends."""
+        """Whether all records have been read. A split that grows never ends."""
         return False
 
     @property
@@ -58,7 +59,7 @@ class OpenSplit(ABC):
         """
 
     def buffered(self) -> int:
-        """The records at hand, not yet read."""
+        """The records that are known to be there, not yet read; right after it was opened, all of them, if it grows."""
         return 0
 
     def close(self) -> None:  # noqa: B027 - many have nothing open
@@ -183,14 +184,13 @@ def _after(start: SourceOffset, opened: OpenSplit, count: int) -> SourceOffset:
 class SplitsReader:
     """The `SourceReader` of the splits of one subtask. Splits without a record at the moment take turns."""
 
-    def __init__(self, context: ReaderContext, open_split: OpensSplit, *, endless: bool) -> None:
-        """*endless*: see `SplitSource`."""
+    def __init__(self, context: ReaderContext, open_split: OpensSplit, *, endless: bool, grows: bool) -> None:
+        """*endless*, *grows*: see `SplitSource`."""
         self.runs: list[tuple[int, int]] = []
         self.waiting = ""
         self._positions = {position.partition: position for position in context.positions}
         self._targets = context.targets or {}
-        self._endless = endless and context.targets is None
-        self._may_grow = endless
+        self._endless, self._grows = (endless or grows) and context.targets is None, grows
         self._open_split = open_split
         self._opened: dict[int, OpenSplit] = {}
         self._unended: list[int] = []
@@ -249,7 +249,7 @@ class SplitsReader:
     def _is_through(self, split: int) -> bool:
         if split in self._targets:
             return self._positions[split].offset >= self._targets[split]
-        return self._may_grow and split in self._quiet
+        return self._grows and split in self._quiet
 
     def quiet(self, ask: Collection[int] = ()) -> set[int]:
         return self._quiet
@@ -333,14 +333,13 @@ class SplitSource(Source[T_co]):
     """
 
     on_error: OnError = "fail"
-    time: TimeOf | None = None
-    disorder: str = DISORDER
-    idle: str | None = IDLE
-    on_time_error: OnError = "fail"
+    time: TimeOf[Any] | None = None
 
     endless: bool = field(default=False, init=False, repr=False)
-    """Whether splits, or records of a split, may come while a run goes on. A bounded run ends with those that are
-    there."""
+    """Whether splits may come while a run goes on."""
+    grows: bool = field(default=False, init=False, repr=False)
+    """Whether records of a split may come while a run goes on: then it is endless, too, and no split ends. A bounded
+    run ends with those that are there, as `OpenSplit.buffered` says."""
 
     @property
     def looks_at(self) -> str:
@@ -366,8 +365,16 @@ class SplitSource(Source[T_co]):
 
     def left(self, position: SourceOffset) -> int:
         """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
-        only if there are none."""
-        return 0 if position.ended else SPLIT_RECORDS
+        only if there are none. A split that grows is asked. Raises `ConfigError` if bounded work cannot read it."""
+        if not self.grows:
+            return 0 if position.ended else SPLIT_RECORDS
+        if not self.repeats:
+            raise ConfigError(
+                f"Source {position.source!r} finds its records by a cursor, and bounded work reads ranges of numbers: "
+                f"use `exactlyonce run`, with --until latest."
+            )
+        with closing(self.open_split(position)) as opened:
+            return opened.buffered()
 
     @abstractmethod
     def open_split(self, position: SourceOffset) -> OpenSplit:
@@ -375,7 +382,7 @@ class SplitSource(Source[T_co]):
         next. Raises `Halt` if the split is not the same any more, or has no such position."""
 
     def open_reader(self, context: ReaderContext) -> SplitsReader:
-        return SplitsReader(context, self.open_split, endless=self.endless)
+        return SplitsReader(context, self.open_split, endless=self.endless, grows=self.grows)
 
     def open_range(self, context: RangeContext) -> SplitRange:
         return SplitRange(context, self.open_split)
@@ -386,6 +393,17 @@ class SplitSource(Source[T_co]):
         return SplitDecoder(
             codec_for(self.type).decode, bytes, lambda part, error: f"the record is not {name}: {error}"
         )
+
+    @property
+    def event_time(self) -> EventTime[Any] | None:
+        """See `Source`. Its records are no messages, whose timestamps would bound their times."""
+        event_time = super().event_time
+        return None if event_time is None else replace(event_time, ahead=None)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
+            yield "ahead= is about the timestamps of messages of Kafka: leave it out"
 
     def describe(self) -> dict[str, Any]:
         """The class, the place and the type. Override it where more belongs to the identity, say a query."""

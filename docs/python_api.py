@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-MODULES = tuple(f"exactlyonce{module}" for module in ("", ".connectors", ".sinks", ".errors", ".spark", ".testing"))
+MODULES = tuple(
+    f"exactlyonce{module}" for module in ("", ".connectors", ".sinks", ".errors", ".savepoints", ".spark", ".testing")
+)
 WIDTH = 100
 
 

@@ -17,7 +17,7 @@ import msgspec
 from confluent_kafka import Consumer, TopicPartition
 from demo_count import delay, rows
 
-from exactlyonce import Count, Hopping, KafkaSink, KafkaSource, Max, Pipeline, Sum, Windowed
+from exactlyonce import Count, EventTime, Hopping, KafkaSink, KafkaSource, Max, Pipeline, Sum, Windowed
 from exactlyonce.cli.demo.feeding import Records, create_topics, feed
 
 LIMIT_S = 60
@@ -35,7 +35,7 @@ def make(topic: str) -> Pipeline:
     """TOPIC to TOPIC-by-hours."""
     pipeline = Pipeline(topic)
     (
-        pipeline.source("flights", KafkaSource(topic, value=Flight, time="scheduled", disorder="6h"))
+        pipeline.source("flights", KafkaSource(topic, value=Flight, time=EventTime("scheduled", disorder="6h")))
         .key_by(lambda flight: flight.carrier)
         .window(Hopping("6h", every="3h"))
         .aggregate(

@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from exactlyonce import Emit, Joined, KafkaSink, KafkaSource, Output, Pipeline
+from exactlyonce import Emit, EventTime, Joined, KafkaSink, KafkaSource, Output, Pipeline
 
 
 class Payment(msgspec.Struct):
@@ -46,9 +46,11 @@ def price(joined: Joined[str, Payment, Rate | None], emit: Emit[Priced]) -> None
 def pipeline(name: str = "exchange") -> Pipeline:
     """Topics NAME-payments and NAME-rates to NAME-priced and NAME-unpriced."""
     pipeline = Pipeline(name)
-    payments = pipeline.source("payments", KafkaSource(f"{name}-payments", value=Payment, time="at", disorder="10s"))
+    payments = pipeline.source(
+        "payments", KafkaSource(f"{name}-payments", value=Payment, time=EventTime("at", disorder="10s"))
+    )
     rates = pipeline.table(
-        "rates", KafkaSource(f"{name}-rates", key=str, value=Rate, metadata=True, time="at", idle="2s")
+        "rates", KafkaSource(f"{name}-rates", key=str, value=Rate, metadata=True, time=EventTime("at", idle="2s"))
     )
     priced = payments.key_by(lambda payment: payment.currency).as_of("as-of", rates, keep="1h")
     euros = priced.split(price, id="price", outputs=[unpriced])

@@ -23,6 +23,7 @@ from exactlyonce import (
     Count,
     CountDistinct,
     Emit,
+    EventTime,
     First,
     Hopping,
     KafkaSink,
@@ -72,7 +73,9 @@ class Inputs:
 
     def _source(self, of: str, type: Any) -> Stream[Any]:
         topic = f"{self._pipeline.name}-{of}"
-        return self._pipeline.source(of, KafkaSource(topic, value=type, time="at", disorder="4s", ahead=None))
+        return self._pipeline.source(
+            of, KafkaSource(topic, value=type, time=EventTime("at", disorder="4s", ahead=None))
+        )
 
 
 # --- one record at a time -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from datetime import datetime
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
 
-from exactlyonce import Count, KafkaSink, KafkaSource, Last, Output, Pipeline, Session, Sum
+from exactlyonce import Count, EventTime, KafkaSink, KafkaSource, Last, Output, Pipeline, Session, Sum
 from exactlyonce.cli.demo.feeding import create_topics, feed
 
 LIMIT_S = 60
@@ -48,7 +48,7 @@ def make(topic: str) -> Pipeline:
     late = Output("late", Click)
     pipeline = Pipeline(topic)
     visits = (
-        pipeline.source("clicks", KafkaSource(topic, value=Click, time="at", disorder="2m"))
+        pipeline.source("clicks", KafkaSource(topic, value=Click, time=EventTime("at", disorder="2m")))
         .key_by(lambda click: click.user)
         .window(Session("30m"))
         .aggregate("visits", Visit, clicks=Count(), euros=Sum("euros"), left=Last("page"), late=late)

@@ -47,7 +47,9 @@ from exactlyonce.pipeline.versions import VersionedState, parameter_type
 from exactlyonce.pipeline.windows import Window, Windowed, kept_state, migrated, revised
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    from typing_extensions import TypeForm, Unpack
+
+    from exactlyonce.pipeline.running import RunResult, RunSettings
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -201,18 +203,11 @@ class Pipeline:
         """The checked graph; raises `GraphError` with every mistake and its remedy."""
         return self._builder.build()
 
-    def run(self, engine: str = "local", **options: Any) -> Any:
-        """Run it; see `exactlyonce run --help` for the options, here with `_` for `-`.
+    def run(self, engine: str = "local", **settings: Unpack[RunSettings]) -> RunResult | None:
+        """Run it, as `exactlyonce.run(pipeline, ...)`, which has more about settings and result."""
+        from exactlyonce.pipeline.running import run
 
-        ``run("spark", spark=spark, until="latest")`` runs on a Spark session, up to the present end of the topics, with
-        the options of `exactlyonce.spark.backfill`.
-
-        *on_event* is a function that gets each event, a line of JSON there, as a dict. In a script, call `run` under
-        ``if __name__ == "__main__":``, since worker processes import the script.
-        """
-        from exactlyonce.pipeline.loading import run
-
-        return run(self, engine, options)
+        return run(self, engine, **settings)
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r})"

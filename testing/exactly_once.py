@@ -193,7 +193,7 @@ def _timed(source: Any, record: InputRecord) -> InputRecord:
     decoder = source.decoder()
     try:
         (decoded,) = map(decoder.decode, decoder.parts([message]))
-        return record._replace(time_ms=max(0, ms_of(source.event_time.time(decoded))))
+        return record._replace(time_ms=max(0, ms_of(source.event_time.function(decoded))))
     except USERS_ERRORS:
         return record
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from generate import COMMAND_LINE, COMPARISON, METRICS_PAGE, command_line, flink, metrics, settings
+from generate import COMMAND_LINE, COMPARISON, METRICS_PAGE, RUNNING, command_line, flink, keywords, metrics, settings
 from generate import SETTINGS as SETTINGS_PAGE
 
 from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
@@ -25,6 +25,7 @@ from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.pipeline.running import LocalSettings
 from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -70,12 +71,22 @@ def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
     assert named | {"--help", "--no-incremental", "--no-standby"} == run_options()
 
 
+def test_a_run_in_python_has_the_options_of_the_command() -> None:
+    options = {name.removeprefix("--").replace("-", "_") for name in run_options() if not name.startswith("--no-")}
+    keywords = {*LocalSettings.__annotations__}
+    assert options - keywords == {"help", "param", "json", "verbose"}
+    assert keywords - options == {"on_event"}
+
+
 @pytest.mark.parametrize(
     ("page", "written"),
-    [(COMMAND_LINE, command_line), (SETTINGS_PAGE, settings), (COMPARISON, flink), (METRICS_PAGE, metrics)],
-    ids=["cli", "settings", "comparison", "metrics"],
-)
-def test_the_pages_are_those_that_are_generated(page: Path, written: Callable[[str], str]) -> None:
+    [
+        (COMMAND_LINE, command_line), (SETTINGS_PAGE, settings), (COMPARISON, flink), (METRICS_PAGE, metrics),
+        (RUNNING, keywords),
+    ],
+    ids=["cli", "settings", "comparison", "metrics", "keywords"],
+)  # fmt: skip
+def test_the_files_are_those_that_are_generated(page: Path, written: Callable[[str], str]) -> None:
     assert written(page.read_text()) == page.read_text(), "run: .venv/bin/python docs/generate.py"
 
 

@@ -310,6 +310,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return {output.topic: output.topic_id for output in self.sinks if output.topic_id and self.checkpoint}
 
     @property
+    def offsets_by_source(self) -> dict[str, dict[int, int]]:
+        """The offset at which the next work begins, by source and partition."""
+        offsets: dict[str, dict[int, int]] = {}
+        for position in self.offsets:
+            offsets.setdefault(position.source, {})[position.partition] = position.offset
+        return offsets
+
+    @property
     def in_cluster(self) -> tuple[SourceOffset, ...]:
         """The positions in topics of the checkpoints' cluster."""
         return tuple(at for offset in self.offsets if (at := offset.in_cluster) is not None)

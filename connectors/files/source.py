@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
@@ -23,7 +23,7 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.pipeline.source import DISORDER, IDLE, TimeOf
+from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -59,7 +59,7 @@ class FileSource(SplitSource[T]):
       must have seen that the file was gone, see `watch`.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one folder.
     - *split_bytes*: the size of the parts, read in parallel, of a larger file of "jsonl" or "parquet".
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`, of each part of a file.
+    - *on_error*, *time*: as those of `KafkaSource`, of each part of a file.
 
     A file must be whole when it appears, as after a rename, and must not change. Once it is read, it may be removed.
     """
@@ -88,10 +88,7 @@ class FileSource(SplitSource[T]):
         split_bytes: int = ...,
         name: str = ...,
         on_error: OnError = ...,
-        time: str | Callable[[V], Any] | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        on_time_error: OnError = ...,
+        time: TimeOf[V] | None = ...,
     ) -> None: ...
 
     # type checkers see no TypeForm in ``Order | None`` where there are overloads
@@ -110,10 +107,7 @@ class FileSource(SplitSource[T]):
         split_bytes: int = ...,
         name: str = ...,
         on_error: OnError = ...,
-        time: TimeOf | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        on_time_error: OnError = ...,
+        time: TimeOf[Any] | None = ...,
     ) -> None: ...
 
     def __init__(
@@ -130,10 +124,7 @@ class FileSource(SplitSource[T]):
         split_bytes: int = SPLIT_BYTES,
         name: str = "",
         on_error: OnError = "fail",
-        time: TimeOf | None = None,
-        disorder: str = DISORDER,
-        idle: str | None = IDLE,
-        on_time_error: OnError = "fail",
+        time: TimeOf[Any] | None = None,
     ) -> None:
         where = f"{location(caller())}: FileSource"  # a path may hold a password
         if format not in FORMATS:
@@ -156,9 +147,6 @@ class FileSource(SplitSource[T]):
             "name": name,
             "on_error": on_error,
             "time": time,
-            "disorder": disorder,
-            "idle": idle,
-            "on_time_error": on_time_error,
             "value_type": value.type if isinstance(value, Codec) else value,
             "_reading": reading,
         }

@@ -31,7 +31,7 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.pipeline.source import AHEAD, DISORDER, IDLE, Source, TimeOf, time_of
+from exactlyonce.pipeline.source import Source, TimeOf, time_of
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -69,13 +69,8 @@ class KafkaSource(Source[T]):
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
       outage that a codec meets (`Unavailable`, OSError) is none of these.
-    - *time*: the event time of a record, for windows: the name of a field of *value*, or a function of the record, in
-      ms since 1970, or an aware datetime. The next four are about it.
-    - *disorder*: how far a record may lie behind the latest one of its partition before it is late, as "5s".
-    - *idle*: the time without new records after which a partition holds back no others; None: it always does.
-    - *ahead*: how far a time may lie after the timestamp of its message; None: any. A record beyond it has no usable
-      time, for it would make all others late.
-    - *on_time_error* for a record without a usable time: as *on_error*.
+    - *time*: the event time of a record, for windows: an `EventTime`, or only its *at*: the name of a field of *value*,
+      or a function of the record.
     """
 
     topic_name: str
@@ -92,11 +87,7 @@ class KafkaSource(Source[T]):
     start_group: str | None
     cluster: Cluster | None
     on_error: OnError
-    time: TimeOf | None
-    disorder: str
-    idle: str | None
-    ahead: str | None
-    on_time_error: OnError
+    time: TimeOf[Any] | None
     is_changelog: bool
 
     @overload
@@ -111,11 +102,7 @@ class KafkaSource(Source[T]):
         cluster: Cluster | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
-        time: str | Callable[[V], Any] | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
+        time: TimeOf[V] | None = ...,
     ) -> None: ...
 
     @overload
@@ -131,11 +118,7 @@ class KafkaSource(Source[T]):
         cluster: Cluster | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
-        time: str | Callable[[Record[V]], Any] | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
+        time: TimeOf[Record[V]] | None = ...,
     ) -> None: ...
 
     # type checkers see no TypeForm in ``Order | None`` where there are overloads
@@ -151,11 +134,7 @@ class KafkaSource(Source[T]):
         cluster: Cluster | None = ...,
         metadata: Literal[False] = ...,
         on_error: OnError = ...,
-        time: TimeOf | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
+        time: TimeOf[Any] | None = ...,
     ) -> None: ...
 
     @overload
@@ -171,11 +150,7 @@ class KafkaSource(Source[T]):
         cluster: Cluster | None = ...,
         metadata: Literal[True],
         on_error: OnError = ...,
-        time: TimeOf | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
+        time: TimeOf[Any] | None = ...,
     ) -> None: ...
 
     def __init__(
@@ -190,11 +165,7 @@ class KafkaSource(Source[T]):
         cluster: Cluster | None = None,
         metadata: bool = False,
         on_error: OnError = "fail",
-        time: TimeOf | None = None,
-        disorder: str = DISORDER,
-        idle: str | None = IDLE,
-        ahead: str | None = AHEAD,
-        on_time_error: OnError = "fail",
+        time: TimeOf[Any] | None = None,
     ) -> None:
         names = (topic,) if isinstance(topic, str) else tuple(topic)
         shown = repr(topic) if pattern is None else f"pattern={pattern!r}"
@@ -222,10 +193,6 @@ class KafkaSource(Source[T]):
             "cluster": cluster,
             "on_error": on_error,
             "time": time,
-            "disorder": disorder,
-            "idle": idle,
-            "ahead": ahead,
-            "on_time_error": on_time_error,
             "is_changelog": False,
         }
         for field, content in fields.items():
@@ -278,9 +245,9 @@ class KafkaSource(Source[T]):
     def timed_type(self) -> Any:
         return self.value_type
 
-    def time_function(self, time: TimeOf) -> Callable[[Any], Any]:
-        of_value = time_of(time, self.value_type)
-        by_field = self.metadata and isinstance(time, str)
+    def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+        of_value = time_of(at, self.value_type)
+        by_field = self.metadata and isinstance(at, str)
 
         def of(record: Any) -> Any:
             return of_value(record.value) if by_field else of_value(record)
@@ -358,6 +325,9 @@ class KafkaSource(Source[T]):
         from exactlyonce.connectors.kafka.start_group import committed
 
         return {**offsets, **committed(topics, source, self.start_group, self.topic_name)}
+
+    def starting(self, start: Start | None, group: str | None) -> KafkaSource[T]:
+        return self._with(start=self.start if start is None else start, start_group=group)
 
     def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
         """The offsets of *start*."""

@@ -37,7 +37,7 @@ class MySQLTableSource(TableSource[T]):
     - *one_snapshot*: stop the pipeline where reading is interrupted after its first checkpoint. Otherwise the rest is
       read as of a later moment: each key is read once, but not all as of one moment.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     kind = "mysql"

@@ -34,7 +34,7 @@ class PostgresTableSource(TableSource[T]):
     - *one_snapshot*: stop the pipeline where the run that began to read the table has ended before its last row.
       Otherwise the next run reads the rest as of a later moment: each key is read once, but not all as of one moment.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     kind = "postgres"

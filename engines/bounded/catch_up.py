@@ -141,10 +141,7 @@ class Summary:
     @property
     def offsets(self) -> dict[str, dict[int, int]]:
         """The offset at which the next work begins, by source and partition."""
-        offsets: dict[str, dict[int, int]] = {}
-        for position in self.manifest.offsets:
-            offsets.setdefault(position.source, {})[position.partition] = position.offset
-        return offsets
+        return self.manifest.offsets_by_source
 
     @property
     def skipped_count(self) -> int:

@@ -148,10 +148,10 @@ def readings(
     """
 
     def is_guessed(source: str, start: SourceOffset) -> bool:
-        return source in others and start.in_cluster is None
+        return source in others and start.in_cluster is None and not others[source].grows
 
     def end(source: str, start: SourceOffset) -> int:
-        if is_guessed(source, start):
+        if source in others and start.in_cluster is None:
             return start.offset + others[source].left(start)
         return max(start.offset, ends.get(source, {}).get(start.partition, start.offset))
 

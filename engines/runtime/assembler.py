@@ -45,6 +45,7 @@ from exactlyonce.pipeline.errors import (
     InvariantViolation,
     text_of,
 )
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
@@ -227,7 +228,7 @@ class TaskOperators:
         if self.order is not None:
             self.order.over(operator.id)
         del self.firings[0]
-        operator.pass_on(operator.watermark, idle=operator.idle)
+        operator.passes_on(Watermark(operator.watermark, operator.idle))
         operator.take_next()
 
     def fire_all(self) -> None:
@@ -239,6 +240,28 @@ class TaskOperators:
         operator = self.firings[0]
         operator.fire(sys.maxsize, FIRED_TOGETHER)
         self._end_firing(operator)
+
+    def begin_within(self, due: Mapping[str, Sequence[Watermark]]) -> None:
+        """An interval begins with results of these operators due, see `TimedOperator.due`; the times of the inputs
+        come next, then `begun`."""
+        if self.order is not None:
+            self.order.begins_within(due)
+        self.firings += [self.by_id[name] for name in due]
+        for name, (_, *rest) in due.items():
+            self.by_id[name].begin_within(*rest)
+        for name, (passed_on, *_) in due.items():
+            if passed_on.value != NO_WATERMARK:
+                self.by_id[name].passes_on(passed_on)
+
+    def begun(self, due: Collection[str]) -> None:
+        """The times of an interval that began within a firing are known: operators with nothing due pass theirs on."""
+        if self.order is not None:
+            self.order.begun()
+        held = [operator for operator in self.firings if operator.id in due]
+        while len(self.firings) > len(held):
+            place = next(place for place, operator in enumerate(self.firings) if operator.id not in due)
+            self.firings.insert(0, self.firings.pop(place))
+            self._fire_whole()
 
     def fire_along(self, name: str, count: int, *, over: bool) -> bool:
         """Let operator *name* give what an earlier run has noted as *count*, and be *over* then or not; those before it
@@ -274,7 +297,8 @@ class TaskOperators:
         self.interrupt()
         order, answers = None, self.answers.cut()
         if self.order is not None and not (self.order.empty and not answers and exact):
-            order = self.order.cut(exact=exact, answers=answers)
+            due = {operator.id: operator.due for operator in self.firings}
+            order = self.order.cut(exact=exact, answers=answers, due=due)
         for operator in self.by_id.values():
             operator.settle()
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]

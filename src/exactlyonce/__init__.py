@@ -30,6 +30,8 @@ from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.running import RunResult, RunSettings, run
+from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
@@ -48,6 +50,7 @@ __all__ = [
     "DeadLetters",
     "Emit",
     "Enriched",
+    "EventTime",
     "Feedback",
     "First",
     "Handler",
@@ -69,6 +72,8 @@ __all__ = [
     "Pipeline",
     "ProtobufCodec",
     "Record",
+    "RunResult",
+    "RunSettings",
     "Session",
     "SideEmit",
     "StrCodec",
@@ -80,6 +85,7 @@ __all__ = [
     "Tumbling",
     "Windowed",
     "WindowedStream",
+    "run",
 ]
 
 if not TYPE_CHECKING:  # else mypy would accept any name

@@ -13,13 +13,13 @@ from exactlyonce.cli.main import parser
 from tests.cli.conftest import Command, Orders
 
 SHOW_NOTHING = {
-    "demo", "init", "broker start", "broker stop", "ui", "mcp", "savepoints delete", "dead-letters replay",
-    "dead-letters discard", "reset",
+    "demo", "init", "completion", "broker start", "broker stop", "ui", "mcp", "savepoints delete",
+    "dead-letters replay", "dead-letters discard", "reset",
 }  # fmt: skip
 """Commands that do something, or serve a page or a protocol."""
 SHOWN = {
     "run": "orders:pipeline --until latest --inline", "explain": "orders:pipeline",
-    "acls": "orders:pipeline --principal User:ann", "checkpoints": "{name}", "top": "{name}",
+    "config show": "", "acls": "orders:pipeline --principal User:ann", "checkpoints": "{name}", "top": "{name}",
     "savepoint": "{name} --to {folder}", "savepoints list": "{name}", "savepoints verify": "{name} {url}",
     "state": "{name} totals",
     "transactions list": "{name}", "doctor": "{name}", "audit": "orders:pipeline --on driver",

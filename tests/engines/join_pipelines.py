@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Emit, Hopping, Joined, Output, Pipeline, Session, Timers, Tumbling
+from exactlyonce import Emit, EventTime, Hopping, Joined, Output, Pipeline, Session, Timers, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -86,4 +86,4 @@ def joined(name: str, join: str, keep: str = "0s", pause_ms: int = 0) -> Pipelin
 
 
 def _source(topic: str, **options: Any) -> Any:
-    return KafkaSource(topic, time="at", disorder="2s", idle=None, ahead=None, **options)
+    return KafkaSource(topic, time=EventTime("at", disorder="2s", idle=None, ahead=None), **options)

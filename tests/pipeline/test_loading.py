@@ -16,7 +16,8 @@ import pytest
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import ConfigError, GraphError
-from exactlyonce.pipeline.loading import load, load_reference, run
+from exactlyonce.pipeline.loading import load, load_reference
+from exactlyonce.pipeline.running import run
 from exactlyonce.sinks import PrintSink
 
 PIPELINE = """
@@ -249,4 +250,5 @@ def test_a_pipeline_of_another_process_is_refused() -> None:
 
 def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(engine.folder))
-    assert run(of_this_module, "some", {"inline": True}) == 7
+    result: object = run(of_this_module, "some", inline=True)
+    assert result == 7

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
-from typing_extensions import assert_type
+from typing_extensions import Unpack, assert_type
 
 from exactlyonce import (
     AvroCodec,
@@ -16,6 +16,7 @@ from exactlyonce import (
     Count,
     Emit,
     Enriched,
+    EventTime,
     Feedback,
     Joined,
     Max,
@@ -24,6 +25,8 @@ from exactlyonce import (
     Pair,
     Pipeline,
     Record,
+    RunResult,
+    RunSettings,
     SideEmit,
     Stream,
     Sum,
@@ -31,6 +34,7 @@ from exactlyonce import (
     Timers,
     Tumbling,
     Windowed,
+    run,
 )
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
@@ -249,3 +253,21 @@ class Client:
 assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"), Stream[Enriched[Order, Total]])
 assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
 assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])
+
+# event time
+in_time = EventTime("placed", disorder="5s", idle=None)
+assert_type(pipeline.source("t1", KafkaSource("t", value=Order, time=in_time)), Stream[Order])
+assert_type(pipeline.source("t2", KafkaSource("t", value=Order, time=EventTime("id", disorder="5s"))), Stream[Order])
+assert_type(in_time, EventTime[object])
+# run
+
+assert_type(pipeline.run(), RunResult | None)
+assert_type(pipeline.run(until="latest", min_pause=timedelta(seconds=1), state_memory=1 << 30), RunResult | None)
+assert_type(run("orders:pipeline", parallelism=2, restart={"strategy": "none"}, on_event=print), RunResult | None)
+
+
+def on_event(event: dict[str, Any]) -> None: ...
+
+
+def configured(**settings: Unpack[RunSettings]) -> RunResult | None:
+    return run(pipeline, log_level="warning", on_event=on_event) or pipeline.run(**settings)

@@ -61,7 +61,7 @@ class Shop:
         return {"types": PIPELINE, "params": json.dumps({"name": self.name, **params})}
 
     def shown(self, operator: str, *options: str) -> list[tuple[Any, Any, int, int]]:
-        lines = self.command("state", self.name, operator, "--json", *options).splitlines()
+        lines = self.command("state", "show", self.name, operator, "--json", *options).splitlines()
         found = [json.loads(line) for line in lines]
         return sorted((each["key"], each["state"], each["key_group"], each["checkpoint"]) for each in found)
 
