@@ -195,7 +195,7 @@ def _require_placed(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> No
         key_by = next((node for node in now[snapshot.operator] if node.partitioned), None)
         if key_by is None and not by_group:
             was, how = "with key_by(..., partitioned=...)", ""
-        elif key_by is not None and by_group and _has_strays(graph, key_by, newest, kept, parallelism):
+        elif key_by is not None and by_group and _has_misplaced(graph, key_by, newest, kept, parallelism):
             was, how = "without partitioned=", " and --parallelism 1"
         else:
             continue
@@ -206,7 +206,7 @@ def _require_placed(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> No
         )
 
 
-def _has_strays(graph: LogicalGraph, key_by: Node, newest: Manifest, kept: KeptState, parallelism: int) -> bool:
+def _has_misplaced(graph: LogicalGraph, key_by: Node, newest: Manifest, kept: KeptState, parallelism: int) -> bool:
     """Whether a subtask has the state of a key that partitions place in another one."""
     for subtask in range(parallelism):
         places = key_places(graph, key_by, newest, parallelism, subtask)
