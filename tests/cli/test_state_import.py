@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from exactlyonce.cli.commands.state import _rows
+from exactlyonce.errors import ConfigError, StoreError, StoreUnavailable
 from tests.cli.conftest import Ended, Orders
 
 ROWS: list[dict[str, Any]] = [{"key": f"c{number}", "state": 1000 * number} for number in range(7)]
@@ -48,8 +55,12 @@ def _left(orders: Orders, first: int) -> dict[str, int]:
 
 
 def test_a_run_goes_on_from_rows(orders: Orders, imported: Callable[..., Ended]) -> None:
-    """The totals are those of the rows, with the orders after the given offsets, each once, also after a kill."""
-    ended = imported()
+    """The totals are those of the rows, with the orders after the group's offsets, each once, also after a kill."""
+    group, topic = f"{orders.name}-old", f"{orders.name}-orders"
+    settings = {"bootstrap.servers": orders.kafka.bootstrap_servers, "group.id": group}
+    with closing(Consumer(settings)) as consumer:
+        consumer.commit(offsets=[TopicPartition(topic, number, 200) for number in (0, 1)], asynchronous=False)
+    ended = imported(ROWS, "--offsets", f"group:{group}")
     assert ended.code == 0, ended
     url = ended.out.splitlines()[1].removeprefix("Written to ")
     assert ended.out.splitlines()[0] == f"7 rows for operator totals of {orders.name}."
@@ -61,6 +72,42 @@ def test_a_run_goes_on_from_rows(orders: Orders, imported: Callable[..., Ended])
     assert orders.states() == {row["key"]: row["state"] + left.get(row["key"], 0) for row in ROWS}
     orders.command.refused("has checkpoints, the newest is", "state", "import", "orders:pipeline", "totals", "-",
                            "--to", str(orders.command.folder), "--offsets", "earliest")  # fmt: skip
+
+
+def test_rows_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of JSON come as they are, from stdin, plain or compressed; rows of Parquet by column."""
+    lines = [b'{"key":"c1","state":1}\n', b'{"key":"c2","state":2}\n']
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(lines))
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
+    pq.write_table(pa.table({"key": ["c1", "c2"], "state": [1, 2]}), tmp_path / "rows.parquet")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"".join(lines))))
+    assert [*_rows("-", None)] == lines
+    assert [*_rows(f"{tmp_path}/rows.jsonl", None)] == [*_rows(f"{tmp_path}/rows.jsonl.gz", None)] == lines
+    assert [*_rows(f"{tmp_path}/rows.parquet", None)] == [{"key": "c1", "state": 1}, {"key": "c2", "state": 2}]
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b"".join(lines))[:-9])
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    for name in ("rows.jsonl.gz", "rows.parquet"):
+        with pytest.raises(ConfigError, match=f"{name} cannot be read: .*Nothing was written"):
+            list(_rows(f"{tmp_path}/{name}", None))
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_rows_of_a_query(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come in pages, of one moment, in a transaction that writes nothing; the connection string is a reference."""
+    server: Any = request.getfixturevalue(f"{kind}_server")
+    monkeypatch.setenv("LEGACY_DSN", server.dsn() if callable(server.dsn) else server.dsn)
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900)"
+    query = f"{numbers} SELECT concat('c', a.i, '-', b.i) AS `key`, a.i AS `sum` FROM n a JOIN n b ON b.i <= 6;"
+    query = query if kind == "mariadb" else query.replace("`", '"')
+    rows = [row if isinstance(row, dict) else json.loads(row) for row in _rows("env:LEGACY_DSN", query)]
+    assert sorted((row["key"], row["sum"]) for row in rows) == sorted(
+        (f"c{number}-{other}", number) for number in range(1, 901) for other in range(1, 7)
+    )
+    for wrong in ("SELECT nothing FROM nowhere", "CREATE TABLE rows_of_a_query (i INTEGER)"):
+        with pytest.raises((StoreError, StoreUnavailable)):
+            list(_rows("env:LEGACY_DSN", wrong))
+    with pytest.raises(ConfigError, match="write env:NAME or file:/path"):
+        list(_rows("postgresql://ann:secret@db/shop", query))
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
