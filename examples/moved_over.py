@@ -22,10 +22,9 @@ from pathlib import Path
 
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from exactlyonce import KafkaSink, KafkaSource, Pipeline
+from exactlyonce.cli.demo.feeding import create_topics
 from exactlyonce.savepoints import write_state
 
 LIMIT_S = 60
@@ -119,7 +118,7 @@ def read_counts(servers: str, topic: str) -> list[Counted]:
     settings = {"bootstrap.servers": servers, "group.id": f"{topic}-reading", "isolation.level": "read_committed"}
     consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
     consumer.assign([TopicPartition(f"{topic}-counts", partition, 0) for partition in range(PARTITIONS)])
-    unread, counts = PARTITIONS, []
+    unread, counts = PARTITIONS, list[Counted]()
     while unread:
         for message in consumer.consume(100, 0.1):
             if message.error():
@@ -132,9 +131,7 @@ def read_counts(servers: str, topic: str) -> list[Counted]:
 
 def moved(servers: str, folder: Path) -> None:
     topic, file = f"orders-{uuid.uuid4().hex[:8]}", folder / "old.sqlite"
-    admin = AdminClient({"bootstrap.servers": servers})
-    for created in admin.create_topics([NewTopic(topic, PARTITIONS)]).values():
-        created.result(LIMIT_S)
+    create_topics(servers, [topic], PARTITIONS)
 
     order(servers, topic, range(60))
     killed_at_work(servers, topic, file)
