@@ -10,7 +10,7 @@ from exactlyonce.pipeline import functions, hints, schema
 from exactlyonce.pipeline.aggregates import Accumulator, Misuse
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.expiry import Expiry, entry_type
 from exactlyonce.pipeline.functions import Function
@@ -152,7 +152,7 @@ class Builder:
             routed = router if output is None else Input(router.node, output.name)
             self.add_sink(f"{id}-{as_name(topic)}", routed, sink, on_error)
 
-    def add_loop(self, id: str, type_: Any, pause: str) -> Input:
+    def add_loop(self, id: str, type_: Any, pause: Duration) -> Input:
         """Add a feedback node; `feed` sets its input."""
         pause_ms = 0
         try:
@@ -252,7 +252,7 @@ class Builder:
 
     def join(
         self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
-        late_right: Output[Any] | None, ttl: str | None = None,
+        late_right: Output[Any] | None, ttl: Duration | None = None,
     ) -> Input:  # fmt: skip
         """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
         inputs, key = self.both(kind, left, right)

@@ -26,6 +26,20 @@ def byte_count(size: Size, name: str = "size") -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def size_problems(size: Size, name: str, *, least: int = 1) -> list[str]:
+    """The mistake in *size*, of the argument *name*, with its remedy; it has *least* bytes at least.
+
+    >>> size_problems("128mb", "roll_bytes"), size_problems(0, "roll_bytes")
+    ([], ['roll_bytes=0 must be 1b or more: "128mb", or a number of bytes'])
+    """
+    try:
+        if byte_count(size, name) >= least:
+            return []
+    except ConfigError as error:
+        return [str(error).removesuffix(".")]
+    return [f'{name}={size!r} must be {written_size(least)} or more: "128mb", or a number of bytes']
+
+
 def written_size(count: int) -> str:
     """A size as `byte_count` reads it.
 

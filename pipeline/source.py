@@ -13,7 +13,7 @@ import msgspec
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
-from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, written_duration
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN, members, without_none
@@ -57,6 +57,9 @@ class EventTime(Generic[T_contra]):
             ahead: Duration | None = ..., on_error: OnError = ...,
         ) -> None: ...  # fmt: skip
         def __init__(self, at: Any, **settings: Any) -> None: ...
+
+    def __post_init__(self) -> None:
+        write_durations(self)
 
     @property
     def function(self) -> Callable[[Any], Any]:
@@ -204,10 +207,7 @@ class Source(ABC, Generic[T_co]):
     def describe_time(self) -> dict[str, Any]:
         """The part of `describe` that is about event time; {} without one."""
         event_time = self._given_time
-        if event_time is None:
-            return {}
-        given = event_time.disorder
-        return {"time": True, "disorder": given if isinstance(given, str) else written_duration(event_time.disorder_ms)}
+        return {} if event_time is None else {"time": True, "disorder": event_time.disorder}
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

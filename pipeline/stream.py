@@ -19,6 +19,7 @@ from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.expiry import Expiry, kept_until
@@ -181,7 +182,7 @@ class Pipeline:
         return Table(self._builder, self._builder.add_table(id, source))
 
     @_operator
-    def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
+    def feedback(self, id: str, type: TypeForm[T], *, pause: Duration = "0ms") -> Feedback[T]:
         """A loop: a stream of the records, of *type*, that a later `feed` sends back to it.
 
         >>> from exactlyonce import KafkaSink, KafkaSource
@@ -303,24 +304,24 @@ class Stream(_Stream[T]):
     @overload
     def enrich(
         self, id: str, fetch: _Partial[Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
-        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        in_flight: int = ..., timeout: Duration = ..., retries: int = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
     @overload
     def enrich(
         self, id: str, fetch: Callable[[list[T]], Awaitable[Sequence[U]]], *, batch: int = ...,
-        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        in_flight: int = ..., timeout: Duration = ..., retries: int = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
     @overload
     def enrich(
         self, id: str, fetch: Callable[[], Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
-        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        in_flight: int = ..., timeout: Duration = ..., retries: int = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
     @_operator
     def enrich(
-        self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: str = "5s", retries: int = 3,
+        self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: Duration = "5s", retries: int = 3,
         output: Any = None, on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Each record with the answer of a service, in order: ``await fetch(records)`` returns a list of answers, one
@@ -443,7 +444,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -456,7 +457,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -470,7 +471,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -484,13 +485,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @_operator
     def stateful_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: Duration | None = None,
         on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
@@ -522,7 +523,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -535,7 +536,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -549,7 +550,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -563,13 +564,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @_operator
     def stateful_flat_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: Duration | None = None,
         on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
@@ -585,16 +586,16 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def reduce(
-        self, id: str, fn: Callable[[T, T], T], *, ttl: str | None = ..., on_error: DeadLetterTarget | None = ...
+        self, id: str, fn: Callable[[T, T], T], *, ttl: Duration | None = ..., on_error: DeadLetterTarget | None = ...
     ) -> Stream[T]: ...
     @overload
     def reduce(
-        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: str | None = ...,
+        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[T]: ...  # fmt: skip
     @_operator
     def reduce(
-        self, id: str, fn: Any, *, ttl: str | None = None, on_error: DeadLetterTarget | None = None
+        self, id: str, fn: Any, *, ttl: Duration | None = None, on_error: DeadLetterTarget | None = None
     ) -> Stream[T]:
         """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``. *ttl* is that of
         `stateful_map`: after it, a record is the first one."""
@@ -739,7 +740,9 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         return self._ordered(Kind.IN_ORDER, id, InOrder(), late)
 
     @_operator
-    def deduplicate(self, id: str, *, within: str, order: Order = "time", late: Output[T] | None = None) -> Stream[T]:
+    def deduplicate(
+        self, id: str, *, within: Duration, order: Order = "time", late: Output[T] | None = None
+    ) -> Stream[T]:
         """The first record of each key, without others less than *within* after it, as "1h"; then the next first one.
 
         With ``order="time"`` the first is that by time; of one time, by topic, partition and offset. Records wait until
@@ -752,7 +755,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
 
     @_operator
-    def batches(self, id: str, count: int, *, timeout: str | None = None) -> Stream[list[T]]:
+    def batches(self, id: str, count: int, *, timeout: Duration | None = None) -> Stream[list[T]]:
         """Lists of *count* records of each key, in order of arrival: ``batches("batches", 100, timeout="5s")``.
 
         With *timeout*, a list that is not full comes so long after its first record, by the worker's clock; without it,
@@ -780,22 +783,22 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["inner"] = ...,
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["inner"] = ...,
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["left"],
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["left"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["right"],
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["right"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T | None, V]]: ...  # fmt: skip
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["full"],
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["full"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T | None, V | None]]: ...  # fmt: skip
     @overload
@@ -820,7 +823,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Windowed[K, Pair[T | None, V | None]]]: ...  # fmt: skip
     @_operator
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str] | None = None,
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration] | None = None,
         window: Window | None = None, how: How = "inner", late: Output[T] | None = None,
         late_right: Output[V] | None = None,
     ) -> Stream[Any]:  # fmt: skip
@@ -853,17 +856,17 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def as_of(
-        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["left"] = ...,
+        self, id: str, versions: Versions[K, V], *, keep: Duration = ..., how: Literal["left"] = ...,
         late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
     ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
     @overload
     def as_of(
-        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["inner"],
+        self, id: str, versions: Versions[K, V], *, keep: Duration = ..., how: Literal["inner"],
         late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
     ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
     @_operator
     def as_of(
-        self, id: str, versions: Versions[K, V], *, keep: str = "0s", how: Enrichment = "left",
+        self, id: str, versions: Versions[K, V], *, keep: Duration = "0s", how: Enrichment = "left",
         late: Output[T] | None = None, late_right: Output[Any] | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Each record with the version of its key that counted at its time: the newest one at or before it.
@@ -882,15 +885,15 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ..., ttl: str | None = ...
+        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ..., ttl: Duration | None = ...
     ) -> Stream[Joined[K, T, V | None]]: ...
     @overload
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Literal["inner"], ttl: str | None = ...
+        self, id: str, versions: Versions[K, V], *, how: Literal["inner"], ttl: Duration | None = ...
     ) -> Stream[Joined[K, T, V]]: ...
     @_operator
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Enrichment = "left", ttl: str | None = None
+        self, id: str, versions: Versions[K, V], *, how: Enrichment = "left", ttl: Duration | None = None
     ) -> Stream[Any]:
         """Each record with the version of its key that came last: at once, in the order of arrival.
 
@@ -903,7 +906,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     def _join(
         self, kind: Kind, id: str, right: Any, join: Join, late: Output[Any] | None = None,
-        late_right: Output[Any] | None = None, ttl: str | None = None,
+        late_right: Output[Any] | None = None, ttl: Duration | None = None,
     ) -> Stream[Any]:  # fmt: skip
         return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right, ttl))
 
@@ -911,7 +914,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
         outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *,
         inputs: tuple[Input, ...] = (), timed: Timed | None = None, late: Output[Any] | None = None,
-        late_right: Output[Any] | None = None, ttl: str | None = None,
+        late_right: Output[Any] | None = None, ttl: Duration | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Add an operator with state; *inputs* are this stream, unless given."""
         for problem in kept.problems:
@@ -957,23 +960,23 @@ class WindowedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def aggregate(
-        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ..., lateness: str | None = ...,
-        early: str | None = ...,
+        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ..., lateness: Duration | None = ...,
+        early: Duration | None = ...,
     ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
     @overload
     def aggregate(
-        self, id: str, aggregate: type[V], *, late: Output[T] | None = ..., lateness: str | None = ...,
-        early: str | None = ..., **fields: Aggregate[T, Any],
+        self, id: str, aggregate: type[V], *, late: Output[T] | None = ..., lateness: Duration | None = ...,
+        early: Duration | None = ..., **fields: Aggregate[T, Any],
     ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
     @overload
     def aggregate(
         self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...,
-        lateness: str | None = ..., early: str | None = ...,
+        lateness: Duration | None = ..., early: Duration | None = ...,
     ) -> Stream[Windowed[K, Any]]: ...  # fmt: skip
     @_operator
     def aggregate(
-        self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: str | None = None,
-        early: str | None = None, **fields: Any,
+        self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: Duration | None = None,
+        early: Duration | None = None, **fields: Any,
     ) -> Stream[Any]:  # fmt: skip
         """The aggregate of the records of each window, as ``Count()`` or ``Sum("amount")``.
 
@@ -1012,8 +1015,8 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = None,
         late: Output[T] | None = None,
-        lateness: str | None = None,
-        early: str | None = None,
+        lateness: Duration | None = None,
+        early: Duration | None = None,
         state_version: int = 1,
         migrations: Migrations | None = None,
     ) -> Stream[Windowed[K, S]]:
@@ -1051,18 +1054,18 @@ class WindowedStream(_Stream[T], Generic[K, T]):
     @overload
     def apply(
         self, id: str, fn: Callable[[Windowed[K, list[T]]], Iterable[U]], *, output: TypeForm[U] | None = ...,
-        late: Output[T] | None = ..., lateness: str | None = ..., early: str | None = ...,
+        late: Output[T] | None = ..., lateness: Duration | None = ..., early: Duration | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
     @overload
     def apply(
         self, id: str, fn: Callable[[], Callable[[Windowed[K, list[T]]], Iterable[U]]], *,
-        output: TypeForm[U] | None = ..., late: Output[T] | None = ..., lateness: str | None = ...,
-        early: str | None = ...,
+        output: TypeForm[U] | None = ..., late: Output[T] | None = ..., lateness: Duration | None = ...,
+        early: Duration | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
     @_operator
     def apply(
-        self, id: str, fn: Any, *, output: Any = None, late: Output[T] | None = None, lateness: str | None = None,
-        early: str | None = None,
+        self, id: str, fn: Any, *, output: Any = None, late: Output[T] | None = None, lateness: Duration | None = None,
+        early: Duration | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """What ``fn(window)`` returns or yields for each window: 0 to n outputs. *window* is a `Windowed`, whose value
         is the list of its records, by time; of one time by topic, partition and offset.

@@ -18,11 +18,11 @@ from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
+from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class FileSource(SplitSource[T]):
     path: str
     format: str
     files: str
-    watch: str | None
+    watch: Duration | None
     forget_removed: bool
-    split_bytes: int
+    split_bytes: Size
     name: str
     value_type: Any
 
@@ -83,9 +83,9 @@ class FileSource(SplitSource[T]):
         files: str = ...,
         delimiter: str = ...,
         header: bool = ...,
-        watch: str | None = ...,
+        watch: Duration | None = ...,
         forget_removed: bool = ...,
-        split_bytes: int = ...,
+        split_bytes: Size = ...,
         name: str = ...,
         on_error: OnError = ...,
         time: TimeOf[V] | None = ...,
@@ -102,9 +102,9 @@ class FileSource(SplitSource[T]):
         files: str = ...,
         delimiter: str = ...,
         header: bool = ...,
-        watch: str | None = ...,
+        watch: Duration | None = ...,
         forget_removed: bool = ...,
-        split_bytes: int = ...,
+        split_bytes: Size = ...,
         name: str = ...,
         on_error: OnError = ...,
         time: TimeOf[Any] | None = ...,
@@ -119,9 +119,9 @@ class FileSource(SplitSource[T]):
         files: str = "*",
         delimiter: str = ",",
         header: bool = True,
-        watch: str | None = None,
+        watch: Duration | None = None,
         forget_removed: bool = False,
-        split_bytes: int = SPLIT_BYTES,
+        split_bytes: Size = SPLIT_BYTES,
         name: str = "",
         on_error: OnError = "fail",
         time: TimeOf[Any] | None = None,
@@ -185,7 +185,7 @@ class FileSource(SplitSource[T]):
 
     def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
         with closing(self._folder().open(file)) as stream:
-            return self._reading.parts(file, stream, self.split_bytes)
+            return self._reading.parts(file, stream, byte_count(self.split_bytes))
 
     def left(self, position: SourceOffset) -> int:
         """A guess by the size of the file."""
@@ -193,7 +193,7 @@ class FileSource(SplitSource[T]):
             return 0
         split = FileSplit.parse(position.topic_id)
         whole = (split.begin, split.end) == (0, WHOLE)
-        size = split.file_size if whole else min(split.file_size, self.split_bytes)
+        size = split.file_size if whole else min(split.file_size, byte_count(self.split_bytes))
         return max(1, FILE_RECORDS + size // RECORD_BYTES - position.offset)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
@@ -219,13 +219,9 @@ class FileSource(SplitSource[T]):
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             yield f"name={self.name!r} must be of letters, digits, '.', '_' and '-'"
-        if not is_count(self.split_bytes, SPLIT_BYTES_MIN):
-            yield f"split_bytes={self.split_bytes!r} must be an integer of {SPLIT_BYTES_MIN} at least"
+        yield from size_problems(self.split_bytes, "split_bytes", least=SPLIT_BYTES_MIN)
         if self.watch is not None:
-            try:
-                duration_ms(self.watch)
-            except (ConfigError, ValueError) as error:
-                yield f"watch={self.watch!r}: {error}"
+            yield from duration_problems(self.watch, "watch", least_ms=0)
 
     def describe(self) -> dict[str, Any]:
         """The folder and the format; how large the parts are is noted with each of them."""

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.sizes import Size, byte_count
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.lake.description import LakeSink, property_problems, sink_name, writer_id
@@ -41,7 +42,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
     mode: str = "append"
     key: tuple[str, ...] = ()
     create: bool = False
-    roll_bytes: int = 128 << 20
+    roll_bytes: Size = 128 << 20
 
     @property
     def place(self) -> str:
@@ -104,7 +105,9 @@ class IcebergSink(LakeSink[T], Generic[T]):
         except BaseException:
             catalog.close()
             raise
-        return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes, context.note), rows)
+        return Opened(
+            LakeWriter(context.sink, context.subtask, ICEBERG, files, byte_count(self.roll_bytes), context.note), rows
+        )
 
     def _needing(self) -> Any:
         return needing("iceberg", "pyiceberg", f"IcebergSink({self.table!r})")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from exactlyonce.connectors.postgres.dsn import has_password
 from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
@@ -53,7 +53,7 @@ class PostgresSink(TableSink[T], Generic[T]):
     schema: str | None = None
     commit: str = "write_ahead"
     delivery: str = "exactly_once"
-    answer_timeout: str = "30s"
+    answer_timeout: Duration = "30s"
 
     @property
     def place(self) -> tuple[str | None, str]:

@@ -24,6 +24,7 @@ from exactlyonce.pipeline.aggregates import (
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
+from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Enriched
 from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
@@ -31,6 +32,7 @@ from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.running import RunResult, RunSettings, run
+from exactlyonce.pipeline.sizes import Size
 from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
@@ -48,6 +50,7 @@ __all__ = [
     "Count",
     "CountDistinct",
     "DeadLetters",
+    "Duration",
     "Emit",
     "Enriched",
     "EventTime",
@@ -76,6 +79,7 @@ __all__ = [
     "RunSettings",
     "Session",
     "SideEmit",
+    "Size",
     "StrCodec",
     "Stream",
     "Sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
@@ -13,13 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, Max, Mean, Output, Pipeline, Stream, Sum, TopN
+from exactlyonce import Count, EventTime, Max, Mean, Output, Pipeline, Stream, Sum, TopN
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.aggregates import Place, Placed
+from exactlyonce.pipeline.durations import Duration
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
-from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks import KafkaSink, PrintSink
 
 TIMES = st.integers(-(10**13), 10**13)
 HOUR = timedelta(hours=1)
@@ -168,6 +171,53 @@ def test_the_calendar_has_a_first_and_a_last_window_in_every_zone(size: str, zon
 )
 def test_a_window_that_makes_no_sense_is_a_problem_with_a_remedy(window: Window | Revised, problem: str) -> None:
     assert problem in " ".join(window.problems)
+
+
+class Paid(NamedTuple):
+    customer: str
+    at: int
+
+
+async def ask(some: list[Paid]) -> list[int]:
+    return [paid.at for paid in some]
+
+
+def test_a_timedelta_makes_the_same_pipeline_as_its_text() -> None:
+    def built(duration: Callable[[str], Duration]) -> LogicalGraph:
+        second, minute, day = duration("1s"), duration("1m"), duration("1d")
+        pipeline = Pipeline("durations")
+        time = EventTime("at", disorder=second, idle=minute, ahead=day)
+        loop = pipeline.feedback("loop", Paid, pause=second)
+        orders = pipeline.source("orders", KafkaSource("orders", value=Paid, time=time))
+        asked = orders.union(loop).enrich("asked", ask, timeout=second)
+        asked.filter(lambda asked: asked.answer > 1).map(lambda asked: asked.record, output=Paid).feed(loop)
+        keyed = orders.key_by(lambda order: order.customer)
+        windows: tuple[Window, ...] = (
+            Tumbling(minute, offset=second), Tumbling(day, zone="Europe/Paris"), Hopping(minute, every=second),
+            Session(minute, wait=second),
+        )  # fmt: skip
+        for number, window in enumerate(windows):
+            keyed.window(window).aggregate(f"window-{number}", Count()).sink(f"sink-{number}", PrintSink())
+        counts = keyed.window(Tumbling(minute)).aggregate("revised", Count(), early=second, lateness=minute)
+        counts.sink("revised-out", PrintSink())
+        keyed.deduplicate("first", within=minute).sink("first-out", PrintSink())
+        keyed.batches("lists", 3, timeout=second).sink("lists-out", PrintSink())
+        keyed.reduce("newest", lambda old, new: new, ttl=day).sink("newest-out", PrintSink())
+        keyed.join("both", keyed, within=(duration("-1m"), second)).sink("both-out", PrintSink())
+        keyed.as_of("version", keyed, keep=day).sink("version-out", PrintSink())
+        return pipeline.build()
+
+    units = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "d": timedelta(days=1)}
+    text, timed = built(lambda text: text), built(lambda text: int(text[:-1]) * units[text[-1]])
+    assert timed.fingerprint() == text.fingerprint()
+    assert timed.explain() == text.explain()
+    assert Tumbling(timedelta(minutes=1)) == Tumbling("1m")
+    problem = "size is datetime.timedelta(microseconds=500): the smallest unit is 1ms"
+    assert Tumbling(timedelta(microseconds=500)).problems == [problem]
+    assert Tumbling(timedelta(seconds=-1)).problems == ["size is '-1s': it must not be negative"]
+    assert Session(5).problems == [  # type: ignore[arg-type]  # the mistake that is tested
+        'gap is 5, without a unit: write "5s", or timedelta(seconds=5) in Python'
+    ]
 
 
 def test_windows_are_described_by_what_decides_the_results() -> None:

@@ -37,7 +37,7 @@ from exactlyonce import (
     run,
 )
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink, PrintSink
+from exactlyonce.sinks import FileSink, KafkaSink, PrintSink
 
 
 class Order(msgspec.Struct):
@@ -271,3 +271,12 @@ def on_event(event: dict[str, Any]) -> None: ...
 
 def configured(**settings: Unpack[RunSettings]) -> RunResult | None:
     return run(pipeline, log_level="warning", on_event=on_event) or pipeline.run(**settings)
+
+
+# durations and sizes
+
+second = timedelta(seconds=1)
+by_customer.window(Tumbling(second, offset=timedelta(0))).aggregate("timed", Count(), early=second, lateness="1m")
+by_customer.join("timed-join", by_name, within=(-second, "1m"))
+by_customer.batches("timed-batches", 3, timeout=second)
+FileSink[Total]("/totals", roll_bytes="64mb", roll_interval=second)

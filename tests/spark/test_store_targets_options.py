@@ -54,9 +54,9 @@ def test_options_are_the_arguments_of_the_sinks() -> None:
     sink = sink_of(parse(sink="MariaDB", table="totals", dsn="env:DSN", commit="xa"))
     assert isinstance(sink, MySQLSink)
     assert sink.commit == "xa"
-    sink = sink_of(parse(sink="files", path="/data", partitionBy="day", roll_bytes="4096", rollInterval="10m"))
+    sink = sink_of(parse(sink="files", path="/data", partitionBy="day", roll_bytes="4kb", rollInterval="10m"))
     assert isinstance(sink, FileSink)
-    assert (sink.path, sink.partition_by, sink.roll_bytes, sink.roll_interval) == ("/data", ("day",), 4096, "10m")
+    assert (sink.path, sink.partition_by, sink.roll_bytes, sink.roll_interval) == ("/data", ("day",), "4kb", "10m")
     options = parse(**{**REDIS, "key": "{{shop}}:{customer}:{day}"}, kind="hash", hash_tag="shop", store_timeout="5s")
     sink = sink_of(options)
     assert isinstance(sink, RedisSink)

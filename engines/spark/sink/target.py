@@ -86,15 +86,15 @@ ARGUMENTS: Mapping[str, Mapping[str, Parsed]] = {
         "part_rows": _count, "delivery": _text,
     },
     "files": {
-        "path": _text, "format": _text, "partition_by": _names, "roll_bytes": _count, "roll_interval": _text,
+        "path": _text, "format": _text, "partition_by": _names, "roll_bytes": _text, "roll_interval": _text,
         "delivery": _text,
     },
     "delta": {
         "path": _text, "mode": _text, "key": _names, "create": _flag, "storage_options": _properties,
-        "roll_bytes": _count,
+        "roll_bytes": _text,
     },
     "iceberg": {
-        "table": _text, "catalog": _properties, "mode": _text, "key": _names, "create": _flag, "roll_bytes": _count,
+        "table": _text, "catalog": _properties, "mode": _text, "key": _names, "create": _flag, "roll_bytes": _text,
     },
 }  # fmt: skip
 """By store: the arguments of its description, as options."""

@@ -269,7 +269,7 @@ def test_what_is_wrong(tmp_path: Path, folder: Callable[..., Path], monkeypatch:
     for part in (
         "absolute",
         "delimiter='ab'",
-        "watch='often'",
+        "watch is 'often'",
         "split_bytes=1 ",
         "files=''",
         "name='a b'",
