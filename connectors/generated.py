@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,9 @@ from exactlyonce.connectors.splits import (
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.sizes import is_count
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 ENDLESS = 1 << 62
@@ -128,7 +131,7 @@ class IterableSource(FixedSource[T]):
 
     items: Iterable[T] | Callable[[], Iterable[T]]
     _: KW_ONLY
-    value: Any
+    value: TypeForm[T]
     name: str = ""
 
     @property

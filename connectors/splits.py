@@ -436,3 +436,17 @@ class SplitDecoder:
 
     def times_ms(self, records: Sequence[SplitRecord]) -> Iterator[int]:
         return (record.time_ms for record in records)
+
+
+class PlacedDecoder(SplitDecoder):
+    """A decoder that gives `Record`: what *decoder* gives, with its place. `Record.topic` is the name of the split."""
+
+    def __init__(self, decoder: SplitDecoder) -> None:
+        def decode(record: SplitRecord) -> Record[Any]:
+            value, time_ms = decoder.decode(record.part), record.time_ms or None
+            return Record(value, None, time_ms, (), record.name, record.partition(), record.offset())
+
+        super().__init__(decode, decoder._bytes_of, decoder._refused)
+
+    def parts(self, records: Sequence[SplitRecord]) -> list[Any]:
+        return list(records)

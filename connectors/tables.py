@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -21,6 +21,9 @@ from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange, S
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T_co = TypeVar("T_co", covariant=True)
 Key = tuple[str, ...]
@@ -188,7 +191,7 @@ class TableSource(SplitSource[T_co]):
     table: str
     dsn: str
     key: str | tuple[str, ...]
-    value: Any
+    value: TypeForm[T_co]
     one_snapshot: bool
     name: str
     kind = ""

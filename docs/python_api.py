@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
 MODULES = tuple(
     f"exactlyonce{module}" for module in ("", ".connectors", ".sinks", ".errors", ".savepoints", ".spark", ".testing")
@@ -32,7 +32,11 @@ def _module(module: ModuleType, entries: dict[int, str]) -> Iterator[str]:
 
 def _entry(target: Any, name: str) -> Iterator[str]:
     yield f"\n### {name}\n"
-    if inspect.isclass(target):
+    if is_typeddict(target):
+        keys = "".join(f"\n    {key}: {_type(of.__forward_arg__)}" for key, of in target.__annotations__.items())
+        yield from _fence(f"class {name}(TypedDict):{keys}")
+        yield from _text(target)
+    elif inspect.isclass(target):
         yield from _fence(f"class {name}{'' if issubclass(target, Exception) else _parameters(target)}")
         yield from _text(target)
         for member_name, member in vars(target).items():

@@ -50,7 +50,7 @@ def pipeline(name: str = "exchange") -> Pipeline:
         "payments", KafkaSource(f"{name}-payments", value=Payment, time=EventTime("at", disorder="10s"))
     )
     rates = pipeline.table(
-        "rates", KafkaSource(f"{name}-rates", key=str, value=Rate, metadata=True, time=EventTime("at", idle="2s"))
+        "rates", KafkaSource.records(f"{name}-rates", key=str, value=Rate, time=EventTime("at", idle="2s"))
     )
     priced = payments.key_by(lambda payment: payment.currency).as_of("as-of", rates, keep="1h")
     euros = priced.split(price, id="price", outputs=[unpriced])

@@ -68,7 +68,7 @@ class Inputs:
 
     @cached_property
     def side(self) -> Table[int, str]:
-        source = KafkaSource(f"{self._pipeline.name}-side", key=int, value=str, metadata=True)
+        source = KafkaSource.records(f"{self._pipeline.name}-side", key=int, value=str)
         return self._pipeline.table("side", source)
 
     def _source(self, of: str, type: Any) -> Stream[Any]:

@@ -38,7 +38,7 @@ def add(total: int | None, more: Points) -> tuple[int, Points]:
 def make(topic: str = "points") -> Pipeline:
     """The total of each customer, from table `customers` and *topic* to TOPIC-totals."""
     pipeline = Pipeline(f"{topic}-totals")
-    stored = PostgresTableSource[Points]("customers", dsn="env:SHOP_DSN", key="customer", value=Points)
+    stored = PostgresTableSource("customers", dsn="env:SHOP_DSN", key="customer", value=Points)
     table = pipeline.source("stored", stored)
     (
         table.union(pipeline.source("new", KafkaSource(topic, value=Points)))

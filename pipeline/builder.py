@@ -119,7 +119,7 @@ class Builder:
         if changelog is None:
             self.problem(
                 f"a table needs a source of messages with their keys, as "
-                f'KafkaSource("customers", key=str, value=Customer, metadata=True), got {source!r:.200}'
+                f'KafkaSource.records("customers", key=str, value=Customer), got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
         function = Function(call=key_of_message, name="the key of its messages")

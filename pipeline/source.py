@@ -105,6 +105,8 @@ class Source(ABC, Generic[T_co]):
     """The treatment of a record that does not decode."""
     time: TimeOf[Any] | None = None
     """The event time of a record; None: it has none."""
+    metadata: bool = False
+    """Whether it gives `Record`, whose values are of `timed_type`."""
 
     if not TYPE_CHECKING:  # a subclass says what its arguments are
 
@@ -120,6 +122,13 @@ class Source(ABC, Generic[T_co]):
                     f"{location(caller())}: {cls.__name__}: {', '.join(f'{old}=' for old in sorted(taken))} "
                     f"belong to time= now: time=EventTime({given.removeprefix('at=')})"
                 )
+            placed = {"metadata", "key"} & arguments.keys()
+            if placed and hasattr(cls, "records") and not placed <= set(inspect.signature(cls).parameters):
+                given = ", key=..." if "key" in placed else ""
+                raise GraphError(
+                    f"{location(caller())}: {cls.__name__} gives values alone: for `Record`, with key and place, write "
+                    f"{cls.__name__}.records(..., value=...{given}), without metadata="
+                )
             return super().__new__(cls)
 
     @property
@@ -134,7 +143,8 @@ class Source(ABC, Generic[T_co]):
 
     def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The function that gives the time of a record; see `EventTime.at`."""
-        return time_of(at, self.type)
+        of_value = time_of(at, self.timed_type)
+        return (lambda record: of_value(record.value)) if self.metadata and isinstance(at, str) else of_value
 
     @property
     def timed_type(self) -> Any:

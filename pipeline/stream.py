@@ -174,9 +174,9 @@ class Pipeline:
 
         >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
-        >>> names = pipeline.table("names", KafkaSource("names", key=str, value=str, metadata=True))
+        >>> names = pipeline.table("names", KafkaSource.records("names", key=str, value=str))
 
-        The key is that of the message, of the type *key* of the source, which needs ``metadata=True``. A null value
+        The key is that of the message, of the type *key* of the source, that of ``KafkaSource.records``. A null value
         deletes the key; its event time is the timestamp of the message.
         """
         return Table(self._builder, self._builder.add_table(id, source))

@@ -31,14 +31,24 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.pipeline.source import Source, TimeOf, time_of
+from exactlyonce.pipeline.source import Source, TimeOf
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-    from typing_extensions import TypeForm
+    from typing_extensions import TypedDict, TypeForm, Unpack
 
     from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.connectors.kafka.topics import Topics
+
+    class _Options(TypedDict, total=False):
+        """What both ways to read a topic take."""
+
+        pattern: str | None
+        start: Start
+        start_group: str | None
+        cluster: Cluster | None
+        on_error: OnError
+
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -52,7 +62,9 @@ KEY_TYPES = (bytes, str, int, float, bool)
 
 @dataclass(frozen=True, init=False, eq=False)
 class KafkaSource(Source[T]):
-    """Reads a topic: ``KafkaSource("orders", value=Order)`` gives `Order`, with ``metadata=True`` `Record[Order]`.
+    """Reads a topic: ``KafkaSource("orders", value=Order)`` gives `Order`.
+
+    `KafkaSource.records` gives each with its key, timestamp and place.
 
     - *topic*: its name, or the names of several in a list: then the stream is the union of a source for each,
       ``<id>-<topic>``, with the other arguments in common. `Record.topic` tells them apart.
@@ -60,8 +72,6 @@ class KafkaSource(Source[T]):
       them are read from their earliest offset, also those that come while the pipeline runs.
     - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
       value is an error unless the type admits None: ``value=Order | None``.
-    - *key*: the type of `Record.key`: bytes (the default), str, int, float, bool, or a codec of one of them. Only seen
-      with *metadata*.
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
@@ -83,6 +93,7 @@ class KafkaSource(Source[T]):
     key_codec: Codec[Any]
     value_type: Any
     metadata: bool
+    """Whether it gives `Record`."""
     start: Start
     start_group: str | None
     cluster: Cluster | None
@@ -90,80 +101,26 @@ class KafkaSource(Source[T]):
     time: TimeOf[Any] | None
     is_changelog: bool
 
+    # type checkers see no TypeForm in ``Order | None`` where there are overloads: hence the second one of each
     @overload
     def __init__(
-        self: KafkaSource[V],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: TypeForm[V] | Codec[V],
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[False] = ...,
-        on_error: OnError = ...,
-        time: TimeOf[V] | None = ...,
-    ) -> None: ...
-
+        self: KafkaSource[V], topic: str | Sequence[str] = ..., *, value: TypeForm[V] | Codec[V],
+        time: TimeOf[V] | None = ..., **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: KafkaSource[Record[V]],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: TypeForm[V] | Codec[V],
-        key: type[Any] | Codec[Any] = ...,
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[True],
-        on_error: OnError = ...,
-        time: TimeOf[Record[V]] | None = ...,
-    ) -> None: ...
-
-    # type checkers see no TypeForm in ``Order | None`` where there are overloads
-    @overload
-    def __init__(
-        self: KafkaSource[Any],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: UnionType | type[Any],
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[False] = ...,
-        on_error: OnError = ...,
-        time: TimeOf[Any] | None = ...,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: KafkaSource[Record[Any]],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: UnionType | type[Any],
-        key: type[Any] | Codec[Any] = ...,
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[True],
-        on_error: OnError = ...,
-        time: TimeOf[Any] | None = ...,
-    ) -> None: ...
-
+        self: KafkaSource[Any], topic: str | Sequence[str] = ..., *, value: UnionType | type[Any],
+        time: TimeOf[Any] | None = ..., **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         topic: str | Sequence[str] = (),
         *,
-        pattern: str | None = None,
         value: Any,
-        key: type[Any] | Codec[Any] | None = None,
+        pattern: str | None = None,
         start: Start = "earliest",
         start_group: str | None = None,
         cluster: Cluster | None = None,
-        metadata: bool = False,
         on_error: OnError = "fail",
         time: TimeOf[Any] | None = None,
     ) -> None:
@@ -173,10 +130,10 @@ class KafkaSource(Source[T]):
             problem = _topics_problem(names, start)
         else:
             problem = _pattern_problem(pattern, names, start, start_group, cluster)
-        if problem := problem or _key_problem(key, metadata):
+        if problem:
             raise GraphError(f"{location(caller())}: KafkaSource({shown}): {problem}")
         try:
-            value_codec, key_codec = codec_for(value), codec_for(key or bytes)
+            value_codec = codec_for(value)
         except schema.UnsupportedType as error:
             raise GraphError(f"{location(caller())}: KafkaSource({shown}): {error}") from None
         fields = {
@@ -185,9 +142,9 @@ class KafkaSource(Source[T]):
             "pattern": pattern,
             "several": pattern is None and not isinstance(topic, str),
             "value_codec": value_codec,
-            "key_codec": key_codec,
+            "key_codec": codec_for(bytes),
             "value_type": value_codec.type if isinstance(value, Codec) else value,
-            "metadata": metadata,
+            "metadata": False,
             "start": start,
             "start_group": start_group,
             "cluster": cluster,
@@ -197,6 +154,31 @@ class KafkaSource(Source[T]):
         }
         for field, content in fields.items():
             object.__setattr__(self, field, content)
+
+    @overload
+    @classmethod
+    def records(
+        cls, topic: str | Sequence[str] = ..., *, value: TypeForm[V] | Codec[V], key: type[Any] | Codec[Any] = ...,
+        time: TimeOf[Record[V]] | None = ..., **options: Unpack[_Options],
+    ) -> KafkaSource[Record[V]]: ...  # fmt: skip
+    @overload
+    @classmethod
+    def records(
+        cls, topic: str | Sequence[str] = ..., *, value: UnionType | type[Any], key: type[Any] | Codec[Any] = ...,
+        time: TimeOf[Any] | None = ..., **options: Unpack[_Options],
+    ) -> KafkaSource[Record[Any]]: ...  # fmt: skip
+    @classmethod
+    def records(
+        cls, topic: str | Sequence[str] = (), *, value: Any, key: type[Any] | Codec[Any] = bytes, **options: Any
+    ) -> KafkaSource[Any]:
+        """Reads a topic as `Record`: ``KafkaSource.records("orders", value=Order, key=str)`` gives `Record[Order]`.
+
+        *key* is the type of `Record.key`: bytes, str, int, float, bool, or a codec of one of them. The other arguments
+        are those of `KafkaSource`; a function for *time* takes the `Record`.
+        """
+        if problem := _key_problem(key):
+            raise GraphError(f"{location(caller())}: KafkaSource.records({topic!r}): {problem}")
+        return cls(topic, value=value, **options)._with(metadata=True, key_codec=codec_for(key))
 
     @property
     def topic(self) -> str | None:
@@ -238,7 +220,7 @@ class KafkaSource(Source[T]):
 
     @property
     def type(self) -> Any:
-        """The value's type, or `Record` of it with metadata."""
+        """The value's type, or `Record` of it."""
         return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
 
     @property
@@ -246,15 +228,10 @@ class KafkaSource(Source[T]):
         return self.value_type
 
     def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-        of_value = time_of(at, self.value_type)
-        by_field = self.metadata and isinstance(at, str)
-
-        def of(record: Any) -> Any:
-            return of_value(record.value) if by_field else of_value(record)
-
-        if self.is_changelog:
-            return lambda record: record.timestamp_ms if record.value is None else of(record)
-        return of if by_field else of_value
+        of = super().time_function(at)
+        if not self.is_changelog:
+            return of
+        return lambda record: record.timestamp_ms if record.value is None else of(record)
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
@@ -487,11 +464,7 @@ def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:
     return shared_name_problem(map(str, topics))
 
 
-def _key_problem(key: Any, metadata: bool) -> str | None:
-    if key is None:
-        return None
-    if not metadata:
-        return "key= is only seen with metadata=True, as record.key"
+def _key_problem(key: Any) -> str | None:
     names = ", ".join(type_.__name__ for type_ in KEY_TYPES)
     if isinstance(key, Codec):
         of = schema.type_name(key.type)

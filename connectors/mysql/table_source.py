@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, look_up, shown_reference
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 
@@ -46,7 +49,7 @@ class MySQLTableSource(TableSource[T]):
     _: KW_ONLY
     dsn: str = field(repr=False)
     key: str | tuple[str, ...]
-    value: Any
+    value: TypeForm[T]
     one_snapshot: bool = False
     name: str = ""
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.pipeline import schema
@@ -41,7 +41,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
 
     path: str | os.PathLike[str]
     _: KW_ONLY
-    mode: str = "append"
+    mode: Literal["append", "upsert"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)

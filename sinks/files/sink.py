@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import inspect
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
@@ -66,11 +67,11 @@ class FileSink(Sink[T]):
 
     path: str | os.PathLike[str]
     _: KW_ONLY
-    format: str = "parquet"
+    format: Literal["parquet", "jsonl", "avro"] = "parquet"
     partition_by: tuple[str, ...] = ()
     roll_bytes: Size = 128 << 20
     roll_interval: Duration | None = None
-    delivery: str = "exactly_once"
+    delivery: Delivery = "exactly_once"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))

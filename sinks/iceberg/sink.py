@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
@@ -39,7 +39,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
     table: str
     _: KW_ONLY
     catalog: Mapping[str, str] = field(repr=False)
-    mode: str = "append"
+    mode: Literal["append", "upsert"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
     roll_bytes: Size = 128 << 20

@@ -324,7 +324,7 @@ def twice(count: int | None, order: Order, emit: SideEmit) -> tuple[int | None, 
 def everything(name: str, log: str) -> Pipeline:
     pipeline = Pipeline(name)
     seen: list[int] = []
-    records = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, key=str, metadata=True))
+    records = pipeline.source("orders", KafkaSource.records(f"{name}-in", value=Order, key=str))
     orders = records.map(lambda record: record.value, output=Order).peek(lambda order: seen.append(order.id))
     tagger = partial(Tagger, log)
     orders.map(tagger, id="tag").sink("tags", KafkaSink(f"{name}-tags", key=lambda tagged: tagged.tag))

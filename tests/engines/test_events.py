@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce import Pipeline
+from exactlyonce import Pipeline, RunResult
 from exactlyonce.checkpoint.decision_log import fenced
 from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.succession import Awaited
@@ -152,11 +152,11 @@ def test_events_in_python(kafka: KafkaCluster, topic_name: str, capfd: pytest.Ca
         told.append(event)
         threads.add(threading.current_thread())
 
-    def run(**options: Any) -> None:
+    def run(**options: Any) -> RunResult | None:
         servers = kafka.bootstrap_servers
-        pipeline.run(inline=True, until="latest", bootstrap_servers=servers, on_event=on_event, **options)
+        return pipeline.run(inline=True, until="latest", bootstrap_servers=servers, on_event=on_event, **options)
 
-    run()
+    assert run() == RunResult(topic_name, 1, {"in": {0: 1}})
     assert (told[0]["event"], told[-1]["event"], told[-1]["records_in"]) == ("started", "ended", 1)
     assert "step" not in {event["event"] for event in told}
     assert len(threads) == 1

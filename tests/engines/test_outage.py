@@ -102,9 +102,9 @@ def decoder_of(fails: Callable[[bytes], Any], pauses: Pauses, *, metadata: bool 
             fails(b"{")
         return number
 
-    make: Any = KafkaSource  # its overloads know True and False, and no bool
+    make: Any = KafkaSource.records if metadata else KafkaSource
     codec = Codec[int]("ids", int, lambda number: b"%d" % number, decode)
-    source = make("orders", value=codec, on_error="skip", metadata=metadata)
+    source = make("orders", value=codec, on_error="skip")
     return SourceDecoder("orders", source, sleep=pauses.sleep)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -34,7 +34,8 @@ def source(*, time: Any = "ts", on_error: OnError = "fail", **rest: Any) -> Kafk
     """A source whose event time has the settings among *rest*."""
     settings = {name: rest.pop(name) for name in ("disorder", "idle", "ahead") if name in rest}
     event_time = EventTime(time, on_error=on_error, **settings)
-    return KafkaSource("clicks", **{"value": dict, "time": event_time, **rest})
+    make: Any = KafkaSource.records if rest.pop("records", False) else KafkaSource
+    return cast(KafkaSource[Any], make("clicks", **{"value": dict, "time": event_time, **rest}))
 
 
 def position(split: int, floor: int = NO_FLOOR, **rest: Any) -> SourceOffset:
@@ -274,8 +275,8 @@ def test_ms_datetimes_and_fields_are_times() -> None:
 
     at = datetime(2023, 11, 14, 22, 13, 20, 999_999, tzinfo=timezone.utc)
     body = {"at": at.isoformat()}
-    for metadata in (False, True):
-        timed = SourceDecoder("clicks", source(value=Click, time="at", metadata=metadata))
+    for records in (False, True):
+        timed = SourceDecoder("clicks", source(value=Click, time="at", records=records))
         assert timed.decode(messages(body, body)).times == [NOW + 999] * 2
     before_1970 = SourceDecoder("clicks", source(time=lambda record: datetime(1969, 12, 31, tzinfo=timezone.utc)))
     assert before_1970.decode(messages({})).times == [-86_400_000]

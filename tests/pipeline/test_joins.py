@@ -37,8 +37,8 @@ def of_id(order: Order) -> int:
 
 orders = KafkaSource("orders", value=Order, time="at")
 timeless = KafkaSource("timeless", value=Order)
-customers = KafkaSource("customers", key=str, value=Customer, metadata=True, time="at")
-unstamped = KafkaSource("table", key=str, value=Customer, metadata=True)
+customers = KafkaSource.records("customers", key=str, value=Customer, time="at")
+unstamped = KafkaSource.records("table", key=str, value=Customer)
 late = Output("late", Customer)
 OUT: KafkaSink[Any] = KafkaSink("out")
 

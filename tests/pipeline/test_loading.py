@@ -218,6 +218,15 @@ def test_a_prompt_may_run_inline(engine: Engine) -> None:
     assert msgspec.json.decode(printed)[1:] == [True, {"inline": True}]
 
 
+def test_a_program_may_name_the_pipeline(engine: Engine) -> None:
+    (engine.folder / "orders.py").write_text(PIPELINE)
+    printed = engine.python("-c", "import exactlyonce\nexactlyonce.run('orders:pipeline', 'some', parallelism=2)")
+    reference = {"module": "orders", "attribute": "pipeline", "params": {}, "path": str(engine.folder)}
+    assert msgspec.json.decode(printed) == [reference, True, {"parallelism": 2}]
+    printed = engine.python("-c", "import exactlyonce\nexactlyonce.run(7, 'some')")
+    assert "7 is no pipeline: give one, or its name as 'module:attribute'" in printed
+
+
 @pytest.mark.exhaustive(but=["changing"])
 @pytest.mark.parametrize(
     ("name", "text", "problem"),

@@ -163,7 +163,7 @@ def test_a_factory_that_makes_no_function_is_told() -> None:
 def test_side_outputs() -> None:
     late = Output("late", Order)
     pipeline = Pipeline("p")
-    orders = pipeline.source("orders", KafkaSource("orders", value=Order, metadata=True))
+    orders = pipeline.source("orders", KafkaSource.records("orders", value=Order))
     routed = orders.split(lambda record, emit: emit(1), id="route", outputs=[late], output=int)
     routed.sink("out", PrintSink())
     routed.side(late).sink("late-out", PrintSink())
@@ -242,7 +242,7 @@ GUESSES: dict[str, Callable[[Any], Any]] = {
         s.key_by(len).window(Tumbling("1m")).sink("out", PrintSink())
     ),
     "map is not for tables: a keyed stream reads one by": lambda s: (
-        Pipeline("q").table("t", KafkaSource("t", key=str, value=int, metadata=True)).map(len)  # type: ignore[attr-defined]  # it is wrong on purpose
+        Pipeline("q").table("t", KafkaSource.records("t", key=str, value=int)).map(len)  # type: ignore[attr-defined]  # it is wrong on purpose
     ),
 }
 

@@ -84,7 +84,7 @@ MISTAKES: dict[str, Write] = {
     "records of 'key_by-after-orders' are not used: add an operator with state": lambda p, s: s.key_by(len),
     "table 'side' is not used: add .as_of": lambda p, s: (
         s.sink("out", out),
-        p.table("side", KafkaSource("side", key=str, value=Order, metadata=True)),
+        p.table("side", KafkaSource.records("side", key=str, value=Order)),
     ),
     r"id 'out' of this sink is that of the sink at .*test_validation.py:\d+, .*: 'out-out' is free": lambda p, s: (
         s.sink("out", out),
@@ -235,10 +235,13 @@ def test_a_wrong_pipeline_as_a_whole(pipeline: Pipeline, mistake: str) -> None:
 def test_a_source_of_a_wrong_type_is_told_at_its_line() -> None:
     with pytest.raises(GraphError, match=r"test_validation.py:\d+: KafkaSource\('t'\): complex cannot be encoded"):
         KafkaSource("t", value=complex)
-    with pytest.raises(GraphError, match="key= is only seen with metadata=True"):
+    with pytest.raises(GraphError, match=r"test_validation.py:\d+: .* KafkaSource.records\(.*, key=...\)"):
         KafkaSource("t", value=Order, key=str)  # type: ignore[call-overload]  # it is wrong on purpose
+    for source in (KafkaSource, FileSource):
+        with pytest.raises(GraphError, match=rf"write {source.__name__}.records\(..., value=...\), without metadata="):
+            source("t", value=Order, metadata=True)  # type: ignore[call-overload]  # it is wrong on purpose
     with pytest.raises(GraphError, match="key=Order must be one of bytes, str, int, float, bool"):
-        KafkaSource("t", value=Order, key=Order, metadata=True)
+        KafkaSource.records("t", value=Order, key=Order)
 
 
 def test_a_type_that_nothing_needs_may_be_unknown() -> None:

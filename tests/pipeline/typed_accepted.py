@@ -36,8 +36,8 @@ from exactlyonce import (
     Windowed,
     run,
 )
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import FileSink, KafkaSink, PrintSink
+from exactlyonce.connectors import FileSource, GeneratorSource, IterableSource, KafkaSource, PostgresTableSource
+from exactlyonce.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
 
 
 class Order(msgspec.Struct):
@@ -135,8 +135,9 @@ assert_type(pipeline.source("raw", KafkaSource("raw", value=bytes)), Stream[byte
 nullable: Stream[Order | None] = pipeline.source("nullable", KafkaSource("n", value=Order | None))
 assert_type(pipeline.source("avro", KafkaSource("avro", value=AvroCodec(Order))), Stream[Order])
 assert_type(pipeline.source("lists", KafkaSource("lists", value=list[Order])), Stream[list[Order]])
-with_metadata = pipeline.source("m", KafkaSource("m", value=Order, metadata=True, key=str, on_error="skip"))
+with_metadata = pipeline.source("m", KafkaSource.records("m", value=Order, key=str, on_error="skip"))
 assert_type(with_metadata, Stream[Record[Order]])
+assert_type(pipeline.source("files", FileSource.records("/in", value=Order, watch="1m")), Stream[Record[Order]])
 pipeline.source("since", KafkaSource("since", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc)))
 pipeline.source("from", KafkaSource("from", value=Order, start={0: 17}))
 with_metadata.sink("copy", KafkaSink("copy"))
@@ -231,7 +232,7 @@ day = Tumbling("1d")
 assert_type(by_customer.join("day", by_name, window=day), Stream[Windowed[str, Pair[Order, Total]]])
 days = by_customer.join("days", by_name, window=day, how="full", late=late, late_right=late_totals)
 assert_type(days, Stream[Windowed[str, Pair[Order | None, Total | None]]])
-totals_of = pipeline.table("totals-of", KafkaSource("totals-of", key=str, value=Total, metadata=True))
+totals_of = pipeline.table("totals-of", KafkaSource.records("totals-of", key=str, value=Total))
 assert_type(totals_of, Table[Any, Total])
 assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
@@ -272,6 +273,30 @@ def on_event(event: dict[str, Any]) -> None: ...
 def configured(**settings: Unpack[RunSettings]) -> RunResult | None:
     return run(pipeline, log_level="warning", on_event=on_event) or pipeline.run(**settings)
 
+
+# other sources
+assert_type(pipeline.source("files", FileSource("/data", value=Order, files="*.csv", format="csv")), Stream[Order])
+table_source = PostgresTableSource("orders", dsn="env:SHOP_DSN", key="id", value=Order)
+assert_type(pipeline.source("table", table_source), Stream[Order])
+assert_type(pipeline.source("items", IterableSource([Order(1, "ann", 2, 3)], value=Order)), Stream[Order])
+assert_type(pipeline.source("numbers", IterableSource([1, 2], value=int)), Stream[int])
+
+
+def make(number: int) -> Order:
+    return Order(number, "ann", 1, number)
+
+
+assert_type(pipeline.source("made", GeneratorSource(make, rate=100)), Stream[Order])
+perhaps: Stream[int | None] = pipeline.source("perhaps", IterableSource([1, None], value=int | None))
+
+# other sinks
+orders.sink("pg", PostgresSink("orders", dsn="env:SHOP_DSN", mode="upsert", key=("id",), create=True))
+orders.sink("my", MySQLSink("orders", dsn="env:SHOP_DSN"))
+orders.sink("redis", RedisSink("env:CACHE", key=lambda order: f"order:{order.id}"))
+orders.sink("lines", FileSink("/data/out", format="parquet", roll_interval="1m", roll_bytes=1 << 26))
+orders.sink("delta", DeltaSink("/data/delta", create=True))
+orders.sink("ice", IcebergSink("shop.orders", catalog={"type": "rest"}, create=True))
+orders.map(Enrich).sink("wide", PrintSink())
 
 # durations and sizes
 

@@ -8,11 +8,13 @@ Each wrong use has a comment with the error of each: one that ignores nothing is
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
-from exactlyonce import Emit, Output, Pipeline, SideEmit
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink, PrintSink
+from exactlyonce import Emit, KafkaSink, KafkaSource, Output, Pipeline, SideEmit, Sum, Timers, Tumbling, run
+from exactlyonce.connectors import FileSource, GeneratorSource, PostgresTableSource
+from exactlyonce.sinks import PostgresSink, PrintSink, RedisSink
 
 
 class Order(msgspec.Struct):
@@ -85,7 +87,7 @@ by_id.join("keys", totals.key_by(lambda total: "a"), within=("0s", "1s"))  # typ
 by_id.join("neither", by_id)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 by_id.join("how", by_id, within=("0s", "1s"), how="outer")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 by_id.as_of("unkeyed", orders)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-by_id.join("table", pipeline.table("t", KafkaSource("t", value=Order, metadata=True)), within=("0s", "1s"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+by_id.join("table", pipeline.table("t", KafkaSource.records("t", value=Order)), within=("0s", "1s"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 pipeline.table("values", KafkaSource("t", value=Order))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -105,3 +107,35 @@ pipeline.run(parallelism="2")  # type: ignore[arg-type]  # pyright: ignore[repor
 pipeline.run(checkpoint_interval=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 pipeline.run(until="never")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 pipeline.run(restart={"strategy": "no"})  # type: ignore[typeddict-item]  # pyright: ignore[reportArgumentType]
+
+
+# sources and sinks
+pipeline.source("table", PostgresTableSource("orders", dsn="env:SHOP_DSN", key=1, value=Order))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+pipeline.source("files", FileSource("/data", value=Order, watch=10))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+pipeline.source("made", GeneratorSource(of_total))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+orders.sink("redis", RedisSink("env:CACHE", key=of_total))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+orders.sink("upserted", PostgresSink("orders", dsn="env:SHOP_DSN", mode="replace"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportUnknownArgumentType]
+totals.sink("headers", KafkaSink("out", headers=lambda total: {"sum": total.sum}))  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue, reportUnknownArgumentType]
+
+# windows and timers
+by_id.window("1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+by_id.window(Tumbling("1h", every="1m"))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+by_id.window(Tumbling("1h")).aggregate("sums", Sum(of_total))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+by_id.window(Tumbling("1h")).reduce("late", lambda left, right: right, lateness=60)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Reminds:
+    def on_record(self, key: str, state: int | None, order: Order, timers: Timers, emit: Emit[int]) -> int:
+        emit(order)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+        return timers.event.now  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+    def on_time(self, key: str, state: int | None, at: datetime, timers: Timers, emit: Emit[int]) -> None:
+        timers.event.set(5)
+
+
+by_id.process("reminds", Reminds)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+by_id.batches("batches", "100")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+by_id.deduplicate("once", within=60)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+run(orders)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Pipeline(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

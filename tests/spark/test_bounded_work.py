@@ -109,6 +109,8 @@ def test_a_notebook_does_what_the_commands_do(
     assert (more.records, more.parallelism) == (5, 1)
     values = sorted(int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out"))
     assert values == [2 * number for number in range(15)]
+    with pytest.raises(ConfigError, match="There is no option 'parallelism' here"):
+        audit(spark, pipeline, parallelism=1, **given)  # type: ignore[call-arg]  # the error is what is tested
     report = audit(spark, pipeline, **given)
     assert (report.findings, report.records_out, len(report.checkpoints)) == ([], 15, 2)
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)

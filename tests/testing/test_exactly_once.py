@@ -61,7 +61,7 @@ def test_a_right_pipeline_passes_every_crash(crashes_max: int | None) -> None:
 
 def test_records_have_keys_times_and_headers() -> None:
     pipeline = Pipeline("copies")
-    source = pipeline.source("in", KafkaSource("in", value=int, key=str, metadata=True))
+    source = pipeline.source("in", KafkaSource.records("in", value=int, key=str))
 
     def stamped(record: Record[int]) -> Record[str | None]:
         headers = [name for name, _ in record.headers]
