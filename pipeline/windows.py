@@ -377,7 +377,7 @@ class Revised(Timed):
         """The mistakes, each with its remedy."""
         if isinstance(self.window, Session):
             return [
-                f"{self.window} has neither early= nor lateness=: a later record may move a session's start or unite "
+                f"{self.window} takes no early= and no lateness=: a later record may move a session's start or unite "
                 f"two, and a result that was given would stay beside theirs. Leave them out, and let the session wait "
                 f'for late records, as Session("{self.window.gap}", wait="{self.window.gap}")'
             ]

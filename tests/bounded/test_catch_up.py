@@ -119,7 +119,7 @@ def test_more_units_than_key_groups_are_clamped(fed: Fed) -> None:
 def test_state_kept_by_partition_keeps_its_width(fed: Fed, tmp_path: Path) -> None:
     """Another width is refused before anybody is fenced; the width of the state is the default."""
     loaded = load_pipeline("pipelines", "partitioned", fed.name)
-    fed.feed(30)
+    fed.feed(30, by_customer=True)
     catch_up(fed, loaded, 2, tmp_path)
     before = fed.history().incarnation_latest
     with pytest.raises(GraphError, match="run it with parallelism 2, as before"):

@@ -527,8 +527,11 @@ def test_some_letters_are_sent_back_some_edited_and_some_discarded(
     fact = json.loads(command("show", topic, "0:6", "--json"))
     assert fact["value"] == {"base64": "/w=="}
     assert fact["headers"] == [["h", "1"]]
-    (tmp_path / "edited").write_text(json.dumps({**fact, "value": "d"}))
-    command("replay", topic, "--value", str(tmp_path / "edited"))
+    edited = tmp_path / "edited"
+    edited.write_text(json.dumps({**fact, "topic": "elsewhere"}))
+    assert "has another topic" in command("replay", topic, "--value", str(edited), code=2)
+    edited.write_text(json.dumps({**fact, "value": "d"}, indent=2))
+    command("replay", topic, "--value", str(edited))
     assert values_in(kafka, sent) == [b"b", b"d"]
     assert kafka.read_committed(sent)[-1].headers == (("h", b"1"),)
     assert "say which letters" in command("discard", topic, code=2)

@@ -160,7 +160,7 @@ def test_the_calendar_has_a_first_and_a_last_window_in_every_zone(size: str, zon
         (Session("0s"), "session 0s: the gap must be above 0"),
         (Session("soon"), "gap is 'soon'"),
         (Session("1s", wait="gap"), "wait is 'gap'"),
-        (Revised(Session("1s"), early="1s"), "session 1s has neither early= nor lateness=: a later record may move"),
+        (Revised(Session("1s"), early="1s"), "session 1s takes no early= and no lateness=: a later record may move"),
         (Revised(Session("1s"), lateness="1s"), 'let the session wait for late records, as Session("1s", wait="1s")'),
         (Revised(Tumbling("0s"), early="1s"), "tumbling 0s: the size must be above 0"),
         (Revised(Tumbling("1m"), early="1m"), "early='1m' must be below the size of the window, '1m'"),
