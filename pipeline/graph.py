@@ -143,6 +143,8 @@ class Node:
     sink: Sink[Any] | None = None
     partitioned: bool = False
     """On KEY_BY: records of one key are in one partition of the source, so nothing is shuffled."""
+    partitioner: str | None = None
+    """The partitioner by which they are there; None: the default one."""
     pause_ms: int = 0
     """On FEEDBACK: the pause of a record before it comes round."""
     dead_letters: DeadLetterTarget | None = None
@@ -322,6 +324,7 @@ class LogicalGraph:
             described["record"] = wire.describe(node.type)
         if node.kind is Kind.KEY_BY:
             described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
+            described |= {"partitioner": node.partitioner} if node.partitioner is not None else {}
         if node.stateful:
             described["state"] = node.kept.layout
             described |= {"timed": node.timed.describe()} if node.timed is not None else {}

@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, get_args, overload
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
@@ -58,6 +58,8 @@ S = TypeVar("S")
 K = TypeVar("K")
 V = TypeVar("V")
 Migrations = Mapping[int, Callable[[Any], Any]]
+Partitioner = Literal["murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a"]
+"""The partitioners of librdkafka by which a key has one partition."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -389,14 +391,23 @@ class Stream(_Stream[T]):
 
     @_operator
     def key_by(
-        self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool = False,
+        self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool | Partitioner = False,
         on_error: DeadLetterTarget | None = None,
     ) -> KeyedStream[K, T]:  # fmt: skip
         """The stream by key, for an operator with state: each key has its own.
 
-        A key is any value that msgspec encodes; 1, "1" and True are three keys. *partitioned*: all records of a key are
-        in one partition of the source's topic, as if the topic has that key, so nothing is shuffled.
+        A key is any value that msgspec encodes; 1, "1" and True are three keys.
+
+        *partitioned*: the messages of the source's topic have this key, as text, bytes or an int, and are in the
+        partition that their partitioner gives it, so that nothing is shuffled. True is "murmur2_random", that of Java's
+        clients and of `KafkaSink`; "consistent_random" is librdkafka's own. With a parallelism above 1 each record is
+        checked: one whose key belongs elsewhere ends the run, with a `RecordError`.
         """
+        if partitioned not in (True, False, *get_args(Partitioner)):
+            self._builder.problem(
+                f"partitioned={partitioned!r} must be True or one of {', '.join(get_args(Partitioner))}, the "
+                f"partitioner by which the topic was written"
+            )
         function = self._builder.read(fn, ("record",))
         origin = self._builder.add(
             Kind.KEY_BY,
@@ -405,7 +416,8 @@ class Stream(_Stream[T]):
             function,
             type=self._type,
             key_type=function.returns,
-            partitioned=partitioned,
+            partitioned=bool(partitioned),
+            partitioner=None if isinstance(partitioned, bool) else partitioned,
             on_error=on_error,
         )
         return KeyedStream(self._builder, origin)

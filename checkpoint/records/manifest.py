@@ -22,6 +22,8 @@ from exactlyonce.pipeline.event_time import NO_FLOOR
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
 INITIAL, SAVEPOINT, RESTORED, SPARK_SINK = "initial", "savepoint", "restored", "spark"
+HISTORY, HISTORY_ENDED = "history", "history ended"
+"""A backfill computed state alone, up to its end or not yet: the outputs are another application's."""
 LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
 """What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
 FAILURE_CHARACTERS_MAX = 2_000
@@ -257,7 +259,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     kind: str
     """"initial", "checkpoint", "final" (taken at a clean stop), "savepoint", "restored" (from a savepoint: it has no
-    output and no interval), or "spark" (of a sink of Spark)."""
+    output and no interval), "spark" (of a sink of Spark), or one of `HISTORY` and `HISTORY_ENDED`."""
     base: int
     """The completed checkpoint that increments in this one build upon."""
     previous: int
@@ -347,6 +349,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def is_savepoint(self) -> bool:
         """Whether it never expires, and needs no block of another checkpoint."""
         return self.kind == SAVEPOINT
+
+    @property
+    def has_no_output(self) -> bool:
+        """Whether all output up to it is another application's."""
+        return self.kind in (INITIAL, RESTORED, HISTORY, HISTORY_ENDED)
 
     @property
     def is_spark_sink(self) -> bool:

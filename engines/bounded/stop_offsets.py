@@ -30,10 +30,11 @@ _decoder = msgspec.json.Decoder(dict[str, dict[str, int]])
 
 @dataclass(frozen=True)
 class StopOffsets:
-    """`latest`, or *offsets* by topic and partition, or *moment*: records before it."""
+    """`latest`, or *offsets* by topic and partition, or *moment*: records before it, or those of a consumer *group*."""
 
     offsets: Mapping[str, Mapping[int, int]] | None = None
     moment: datetime | None = None
+    group: str | None = None
 
     @classmethod
     def of(cls, to: object) -> StopOffsets:
@@ -67,24 +68,29 @@ class StopOffsets:
 
         >>> StopOffsets.parse('{"orders": {"0": 120, "1": -1}}').offsets
         {'orders': {0: 120, 1: -1}}
-        >>> StopOffsets.parse("2026-11-01T00:00:00Z").moment
+        >>> StopOffsets.parse("2026-11-01").moment
         datetime.datetime(2026, 11, 1, 0, 0, tzinfo=datetime.timezone.utc)
+        >>> StopOffsets.parse("group:legacy-app").group
+        'legacy-app'
         """
         if text == "latest":
             return cls()
         if text.startswith("{"):
             return cls(offsets=_offsets(text))
+        if text.startswith("group:") and text != "group:":
+            return cls(group=text.removeprefix("group:"))
         if (moment := moment_of(text)) is None:
             raise ConfigError(
-                f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, or offsets by topic and "
-                f'partition as {{"orders": {{"0": 120, "1": -1}}}}, where -1 is the latest.'
+                f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, a day as 2026-11-01, "
+                f"group:NAME for the offsets of a consumer group, or offsets by topic and partition as "
+                f'{{"orders": {{"0": 120, "1": -1}}}}, where -1 is the latest.'
             )
         return cls(moment=moment)
 
     def ends(self, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
         """The ends by source and partition; *starts* are the offsets where the work stands."""
         patterns = inputs.patterns
-        refused = set() if self.offsets is None else {*inputs.others}
+        refused = set() if self.offsets is None and self.group is None else {*inputs.others}
         refused |= set() if self.moment is None else inputs.others.keys() - patterns
         if refused:
             raise ConfigError(
@@ -99,6 +105,9 @@ class StopOffsets:
             latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
             if self.offsets is not None:
                 ends[id] = _named(self.offsets.get(source.place, {}), source.place, starts[id], latest)
+            elif self.group is not None:
+                committed = source.starting("earliest", self.group).first_offsets(id, topics)
+                ends[id] = _named(committed, source.place, starts[id], latest)
             elif moment_ms is not None:
                 ends[id] = topics.offsets_at(source.topic, moment_ms)
             else:

@@ -7,6 +7,7 @@ Invariant: a task has the same operators in every engine, in the same order, wir
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
+from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
 from exactlyonce.engines.runtime import expiry, in_flight, joins, ordering, revisions, timers, window_joins, windows
@@ -331,6 +333,30 @@ def refuse_to_distribute(graph: LogicalGraph, manifest: Manifest, parallelism: i
             )
 
 
+def key_places(
+    graph: LogicalGraph, node: Node, manifest: Manifest, parallelism: int, subtask: int
+) -> ops.KeyPlaces | None:
+    """The keys of *node*, a KEY_BY, that the partitions of its sources place in *subtask*; None: key groups place them,
+    or all are in one subtask. Raises GraphError for sources of unequal partitions, or that *manifest* lacks."""
+    if not node.partitioned or parallelism == 1:
+        return None
+    counts = Counter(offset.source for offset in manifest.offsets)
+    sources = sorted(source.id for source in graph.sources if source.id in graph.above(node.id))
+    if new := [source for source in sources if source not in counts]:
+        raise GraphError(
+            f"{node.id!r} has partitioned=, and source {new[0]!r} is new since checkpoint {manifest.checkpoint}, which "
+            f"does not say how many partitions place its keys. Leave partitioned= out and begin from a savepoint; or "
+            f"begin anew, with `exactlyonce reset`."
+        )
+    if len({counts[source] for source in sources}) > 1:
+        raise GraphError(
+            f"{node.id!r} has partitioned=, and its sources {', '.join(sources)} have "
+            f"{', '.join(str(counts[source]) for source in sources)} partitions: a key has its state in one subtask "
+            f"only if all have as many. Leave partitioned= out, so that records are shuffled."
+        )
+    return ops.KeyPlaces(node.partitioner or DEFAULT, counts[sources[0]], parallelism, subtask)
+
+
 @dataclass
 class Assembler:
     """Makes the operators of one subtask of each task of *plan*, with their state at *manifest*."""
@@ -418,6 +444,10 @@ class Assembler:
             operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
         elif node.stateful:
             operator = self._stateful(node, cast("Any", function), ends, operators)
+        elif node.kind is Kind.KEY_BY:
+            apart = node.partitioned or node.type is UNKNOWN
+            places = key_places(self.plan.graph, node, self.manifest, self.plan.parallelism, self.subtask)
+            operator = ops.KeyBy(node.id, cast("Any", function), None if apart else in_utc(node.type), places)
         else:
             operator = _stateless(node, cast("Any", function))
         operator.sides = {name: [] for name in node.outputs}
@@ -636,9 +666,6 @@ def _open(node: Node, function: Any, context: Context) -> None:
 def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
     if node.kind in _OF_FUNCTION:
         return _OF_FUNCTION[node.kind](node.id, function)
-    if node.kind is Kind.KEY_BY:
-        apart = node.partitioned or node.type is UNKNOWN
-        return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
     if node.kind is Kind.SPLIT:
         return ops.Split(node.id, function)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -326,6 +326,8 @@ class Seeded(NamedTuple):
     url: str
     rows: Mapping[str, int]
     """The number of rows by operator."""
+    unchecked: tuple[str, ...]
+    """The operators whose type of keys is unknown."""
     saved: Saved
 
 
@@ -392,7 +394,8 @@ def seed(
             operator.take(_rows(states[operator.type.node.id]))
         savepoint = SeededSavepoint(graph, operators, cluster_id, begun, found)
         counts = {operator.type.node.id: operator.count for operator in operators}
-        return Seeded(export(savepoint, url), counts, savepoint.saved)
+        unchecked = tuple(type_.node.id for type_ in types if type_.key_type is Any)
+        return Seeded(export(savepoint, url), counts, unchecked, savepoint.saved)
 
 
 def _rows(given: Iterable[Any]) -> Iterable[Any]:

@@ -77,6 +77,7 @@ def backfill(
     pipeline: Pipeline | str,
     *,
     to: StopAt = "latest",
+    no_output: bool = False,
     chunk_records: int | None = None,
     take_over: bool = False,
     params: Mapping[str, str] | None = None,
@@ -89,14 +90,15 @@ def backfill(
     *pipeline* is one that executors can import, or `module:attribute`; *params* are the arguments of a function that
     `module:function` names, as text. *to* is "latest", a time, or offsets by topic and partition, as a dict or as text
     for `exactlyonce backfill`; *staging* a folder that all executors see, or a URL of HDFS or S3, needed where they are
-    on other machines; *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint
-    when it is repeated. *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete,
-    sometimes from another thread: `progress=print` prints lines.
+    on other machines; *take_over* fences an instance that seems to run. *no_output* computes state alone, since output
+    up to *to* is another application's. Broken off, it goes on at its last checkpoint when it is repeated. *progress*
+    gets a `WorkProgress` as stages begin, units end and checkpoints are complete, sometimes from another thread:
+    `progress=print` prints lines.
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
         spark, pipeline, params, settings, staging, progress, to=to, chunk_records=chunk_records,
-        take_over=take_over, from_nothing=True,
+        take_over=take_over, from_nothing=True, no_output=no_output,
     )  # fmt: skip
 
 
@@ -312,6 +314,7 @@ class _Arguments(msgspec.Struct, kw_only=True):
     """The arguments that are numbers, flags and names, with their types; a default stands for "not given"."""
 
     chunk_records: Annotated[int, Meta(ge=1)] | None = None
+    no_output: bool = False
     take_over: bool = False
     from_nothing: bool = False
     first: int | None = None

@@ -63,6 +63,7 @@ def test_a_run_goes_on_from_rows(orders: Orders, imported: Callable[..., Ended])
     ended = imported(ROWS, "--offsets", f"group:{group}")
     assert ended.code == 0, ended
     url = ended.out.splitlines()[1].removeprefix("Written to ")
+    assert "so that the keys were not checked" in ended.err
     assert ended.out.splitlines()[0] == f"7 rows for operator totals of {orders.name}."
     assert orders.command.done("savepoints", "verify", orders.name, url).out.startswith("Savepoint 0")
     orders.killed_at("coordinator-decided", "--from-savepoint", url, "--parallelism", "2")
@@ -125,6 +126,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_is_refused(orders: Orders, imported: Callable[..., Ended]) -> None:
     """Nothing is written; the message names the row and the field, or what to do."""
     orders.change(("lambda order: order.customer", "customer"), ("def make", CUSTOMER))
+    assert imported().err == ""
+    for kept in (orders.command.folder / "kept").iterdir():
+        orders.command.done("savepoints", "delete", orders.name, str(kept))
     for name, options, text in REFUSED:
         ended = imported(**options)
         assert (ended.code in (2, 3), text in ended.said) == (True, True), (name, ended)

@@ -13,6 +13,7 @@ import msgspec
 
 from exactlyonce import Context, DeadLetters, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import Cluster, KafkaSource
+from exactlyonce.pipeline.stream import Partitioner
 from exactlyonce.sinks import KafkaSink
 
 
@@ -88,7 +89,7 @@ def _totals(
     fold: Fold = add,
     *,
     operator: str = "totals",
-    partitioned: bool = False,
+    partitioned: bool | Partitioner = False,
     on_error: Literal["fail", "skip"] = "fail",
     create_partitions: int | None = 4,
 ) -> Pipeline:
@@ -174,6 +175,11 @@ def renamed(name: str) -> Pipeline:
 
 def partitioned(name: str) -> Pipeline:
     """`linear` without a shuffle: the input is partitioned by customer already."""
+    return _totals(name, partitioned="consistent_random")
+
+
+def misplaced(name: str) -> Pipeline:
+    """`partitioned`, by a partitioner that is not the one of the input."""
     return _totals(name, partitioned=True)
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 from running import Job, exactlyonce, visible
+from waiting import until
 
 from exactlyonce import Count, DeadLetters, EventTime, Output, Pipeline, Tumbling
 from exactlyonce.connectors import KafkaSource
@@ -499,7 +500,9 @@ def written(kafka: KafkaCluster, name: str, values: list[bytes], *operators: str
     assert not producer.flush(LIMIT_S)
 
 
-def values_in(kafka: KafkaCluster, topic: str) -> list[bytes | None]:
+def values_in(kafka: KafkaCluster, topic: str, count: int) -> list[bytes | None]:
+    """The values of *topic*, once there are *count*: a commit ends a moment before readers see it."""
+    until(lambda: len(kafka.read_committed(topic)) >= count)
     return [record.value for record in kafka.read_committed(topic)]
 
 
@@ -518,11 +521,11 @@ def test_some_letters_are_sent_back_some_edited_and_some_discarded(
     assert "1 open: check ValueError 1" in command("replay", topic, *chosen, "--dry-run")
     assert states() == []
     assert "1 record sent back" in command("replay", topic, *chosen)
-    assert values_in(kafka, sent) == [b"b"]
-    assert states() == [("0:3", "replayed")]
+    assert values_in(kafka, sent, 1) == [b"b"]
+    until(lambda: states() == [("0:3", "replayed")], told=states)
     assert "1 dead letter of records that were sent back before" in command("replay", topic, "0:2")
-    assert values_in(kafka, sent) == [b"b"]
-    assert states() == [("0:2", "replayed"), ("0:3", "replayed")]
+    assert values_in(kafka, sent, 1) == [b"b"]
+    until(lambda: states() == [("0:2", "replayed"), ("0:3", "replayed")], told=states)
     assert "is replayed already" in command("replay", topic, "0:3", code=2)
     fact = json.loads(command("show", topic, "0:6", "--json"))
     assert fact["value"] == {"base64": "/w=="}
@@ -532,7 +535,7 @@ def test_some_letters_are_sent_back_some_edited_and_some_discarded(
     assert "has another topic" in command("replay", topic, "--value", str(edited), code=2)
     edited.write_text(json.dumps({**fact, "value": "d"}, indent=2))
     command("replay", topic, "--value", str(edited))
-    assert values_in(kafka, sent) == [b"b", b"d"]
+    assert values_in(kafka, sent, 2) == [b"b", b"d"]
     assert kafka.read_committed(sent)[-1].headers == (("h", b"1"),)
     assert "say which letters" in command("discard", topic, code=2)
     assert "There is no dead letter" in command("discard", topic, "0:77", code=2)
@@ -541,8 +544,8 @@ def test_some_letters_are_sent_back_some_edited_and_some_discarded(
     assert "There are no such dead letters" in command("list", topic, "--partition", "1")
     assert "8 dead letters of" not in command("discard", topic, "--from", "2026-01-01T00:00:00Z", "--dry-run")
     command("replay", topic)
-    assert values_in(kafka, sent) == [b"b", b"d", b"a", b"c", b"e"]
-    assert {state for _, state in states()} == {"replayed", "discarded"}
+    assert values_in(kafka, sent, 5) == [b"b", b"d", b"a", b"c", b"e"]
+    until(lambda: {state for _, state in states()} == {"replayed", "discarded"}, told=states)
     assert "base64 /w==" in command("show", topic, "0:6")
     assert "1 discarded" in command("list", topic)
     assert "no such open dead letter" in command("replay", topic)
@@ -563,7 +566,7 @@ def test_each_letter_is_sent_once_where_a_replay_dies_or_another_begins(
         dying.end([*letters.all()][:2], REPLAYED)
     assert [letter.state for letter in letters.all()] == ["open"] * 3
     assert "3 records sent back" in command("replay", topic)
-    assert values_in(kafka, sent) == [b"a", b"b", b"c"]
+    assert values_in(kafka, sent, 3) == [b"a", b"b", b"c"]
     with pytest.raises(Fenced, match="Another command on the letters of"):
         dying._call("commit_transaction", LIMIT_S)
     call = LetterEndings._call
@@ -572,7 +575,7 @@ def test_each_letter_is_sent_once_where_a_replay_dies_or_another_begins(
     )
     with pytest.raises(Fenced, match="Another command on the letters of"):  # the client refuses to produce
         dying.end([*letters.all()], REPLAYED)
-    assert [letter.state for letter in letters.all()] == [REPLAYED] * 3
+    until(lambda: [letter.state for letter in letters.all()] == [REPLAYED] * 3)
 
 
 def test_letters_sent_back_by_an_earlier_version_are_not_sent_again(
@@ -587,7 +590,7 @@ def test_letters_sent_back_by_an_earlier_version_are_not_sent_again(
     pipeline.run(bootstrap_servers=kafka.bootstrap_servers, until="latest", inline=True, log_level="error")
     assert "2 replayed" in command("list", topic)
     assert "no such open dead letter" in command("replay", topic)
-    assert values_in(kafka, sent) == [b"a", b"b"]
+    assert values_in(kafka, sent, 2) == [b"a", b"b"]
 
 
 class Timed(msgspec.Struct):
@@ -615,5 +618,5 @@ def test_a_replay_says_how_many_records_would_come_late_and_asks(
     shown = command("replay", topic, code=2)
     assert "Of 3 records, 1 would come late" in shown, "1,007 is as old as the latest one less the disorder"
     assert "has read up to 1970-01-01T00:00:01.006Z" in shown
-    assert len(values_in(kafka, sent)) == 4
+    assert len(values_in(kafka, sent, 4)) == 4
     assert "3 records sent back" in command("replay", topic, "--yes")

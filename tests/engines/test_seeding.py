@@ -6,7 +6,7 @@ import datetime as dt
 import resource
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
@@ -54,10 +54,15 @@ def add(total: Total | None, order: Order) -> tuple[Total, int]:
     return Total(order.total), order.total
 
 
+def count(seen: int | None, order: Order) -> tuple[int, int]:
+    return (seen or 0) + 1, 0
+
+
 def graph(key: Any = customer, **options: Any) -> LogicalGraph:
     pipeline = Pipeline("totals")
     orders = pipeline.source("orders", KafkaSource("orders", value=Order, time="at")).key_by(key)
     orders.stateful_map("totals", add, **options).sink("out", KafkaSink("totals"))
+    orders.stateful_map("counts", count).sink("counted", KafkaSink("counted"))
     orders.window(Tumbling("1m")).aggregate("windows", Count()).sink("windowed", KafkaSink("windowed"))
     return pipeline.build()
 
@@ -87,7 +92,7 @@ def test_forms_of_a_row() -> None:
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        (("ann", Total("7")), r"state of key 'ann': Expected `int`, got `str` - at `\$.sum`"),  # type: ignore[arg-type]  # as untyped code may give it
+        (("ann", Total(cast(Any, "7"))), r"state of key 'ann': Expected `int`, got `str` - at `\$.sum`"),
         (("ann", {"sum": "7"}), r"state of key 'ann': Expected `int`, got `str` - at `\$.sum`"),
         (b'{"key":"ann","sum":7,"lines":[{"amount":"x"}]}', r"Expected `float`, got `str` - at `\$.lines\[0\].amount`"),
         (b'{"key":"ann","sum":7,"lines":[{"amount":1,"dey":2}]}', r"no field for `\$.lines\[0\].dey`, which would be"),
@@ -151,6 +156,22 @@ def test_a_savepoint_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     found = {decoded(entry.key): decoded(entry.state)["sum"] for entry in entries}
     assert (operator.count, len(entries), found) == (1_010, 1_010, {f"c{number}": number for number in range(1_010)})
     assert (exported.saved.operators[0].keys, exported.damage()) == ("str", [])
+
+
+def test_a_base(tmp_path: Path) -> None:
+    """A savepoint of rows has the operators that they replace, and all others of its base."""
+    both = [SeededOperator(RowType(graph().node(id)), tmp_path, 128) for id in ("totals", "counts")]
+    given: list[list[Any]] = [[("ann", STATE)], [("ann", 1), ("bob", 2)]]
+    for operator, rows in zip(both, given, strict=True):
+        operator.take(rows)
+    base = SeededSavepoint(graph(), both, "cluster", (), None)
+    (tmp_path / "again").mkdir()
+    again = SeededOperator(RowType(graph().node("counts")), tmp_path / "again", 128)
+    again.take([("ann", 7)])
+    savepoint = SeededSavepoint(graph(), [again], "cluster", (), base)
+    assert [saved.operator for saved in savepoint.saved.operators] == ["counts", "totals"]
+    states = {id: [decoded(entry.state) for entry in savepoint.entries(id)] for id in ("counts", "totals")}
+    assert (states["counts"], [state["sum"] for state in states["totals"]]) == ([7], [7])
 
 
 @pytest.mark.parametrize("waiting", [2, 100])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
@@ -19,6 +20,7 @@ from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,
     KeyBy,
+    KeyPlaces,
     Map,
     Peek,
     Split,
@@ -30,6 +32,7 @@ from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.output import Output
+from exactlyonce.pipeline.stream import Partitioner
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.stored import StoredState
 
@@ -277,6 +280,31 @@ def test_a_key_without_an_encoding_is_refused_with_what_has_one(is_lettered: boo
         assert "on the record at t[0] offset 1." in said
     assert "make it of None, bools, numbers" in said
     assert "dicts with text as keys" in said
+
+
+@pytest.mark.parametrize("partitioner", get_args(Partitioner))
+def test_a_key_that_belongs_to_another_subtask_is_refused(partitioner: str) -> None:
+    """Sources give partition *p* to subtask ``p % parallelism``, and a partitioner gives a key one partition."""
+    messages: dict[Any, bytes] = {"ann": b"ann", "bob": b"bob", 12: b"12", b"\xff\x01": b"\xff\x01", "é": b"\xc3\xa9"}
+    owners = {key: (PARTITIONERS[partitioner](message, 6) or 0) % 3 for key, message in messages.items()}
+    for subtask in range(3):
+        key_by = KeyBy("key", lambda key: key, places=KeyPlaces(partitioner, 6, 3, subtask))
+        own = [key for key, owner in owners.items() if owner == subtask]
+        assert len(pushed(key_by, own)) == len(own)
+        others = [key for key in messages if key not in own]
+        said = (
+            f"'key' has partitioned=, and the record at t[0] offset {len(own)} has the key {others[0]!r}, which belongs"
+        )
+        with pytest.raises(RecordError) as refused:
+            pushed(key_by, own + others)
+        assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("key", [None, True, 1.5, ["ann"]])
+def test_a_key_that_has_no_partition_of_its_own_is_refused(key: Any) -> None:
+    key_by = KeyBy("key", lambda number: key, places=KeyPlaces("murmur2_random", 4, 2, 0))
+    with pytest.raises(RecordError, match="which belongs to no partition, by murmur2_random"):
+        pushed(key_by, [1])
 
 
 def test_points_in_time_are_in_utc_behind_a_key() -> None:

@@ -183,6 +183,12 @@ MISTAKES: dict[str, Write] = {
     "partitioned=True is about the source's topic": lambda p, s: (
         s.key_by(len).reduce("a", max).key_by(len, partitioned=True).reduce("b", max).sink("out", out)
     ),
+    "partitioned='murmur3' must be True or one of murmur2_random, ": lambda p, s: (
+        s.key_by(len, partitioned="murmur3").reduce("a", max).sink("out", out)
+    ),
+    "partitioned= is about the keys of messages, and these are Refund": lambda p, s: (
+        s.key_by(refund, partitioned=True).reduce("a", max).sink("out", out)
+    ),
     "partitions of a topic, and source 'n' reads none": lambda p, s: (
         p.source("n", GeneratorSource(abs, count=9)).key_by(abs, partitioned=True).reduce("b", max).sink("out", out)
     ),
