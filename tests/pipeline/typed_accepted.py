@@ -270,6 +270,9 @@ in_time = EventTime("placed", disorder="5s", idle=None)
 assert_type(pipeline.source("t1", KafkaSource("t", value=Order, time=in_time)), Stream[Order])
 assert_type(pipeline.source("t2", KafkaSource("t", value=Order, time=EventTime("id", disorder="5s"))), Stream[Order])
 assert_type(in_time, EventTime[object])
+assert_type(KafkaSource("t", value=Order, time=EventTime(lambda order: order.id)), KafkaSource[Order])
+placed = KafkaSource.records("t", value=Order, time=EventTime(lambda record: record.value.id))
+assert_type(placed, KafkaSource[Record[Order]])
 # run
 
 assert_type(pipeline.run(), RunResult | None)
