@@ -21,7 +21,7 @@ SHOWN = {
     "run": "orders:pipeline --until latest --inline", "explain": "orders:pipeline",
     "config show": "", "acls": "orders:pipeline --principal User:ann", "checkpoints": "{name}", "top": "{name}",
     "savepoint": "{name} --to {folder}", "savepoints list": "{name}", "savepoints verify": "{name} {url}",
-    "state": "{name} totals",
+    "state show": "{name} totals",
     "transactions list": "{name}", "doctor": "{name}", "audit": "orders:pipeline --on driver",
     "replay": "orders:pipeline --checkpoint 2 --on driver",
     "diff": "orders:pipeline orders:pipeline --on driver --from 0",
@@ -29,7 +29,7 @@ SHOWN = {
 }  # fmt: skip
 """The arguments with which each shows JSON here."""
 SHOWN_ELSEWHERE = {
-    "broker status", "cancel", "transactions describe", "transactions commit", "transactions abort",
+    "broker status", "state import", "cancel", "transactions describe", "transactions commit", "transactions abort",
     "dead-letters list", "dead-letters show",
 }  # fmt: skip
 """Those that need a server, a running pipeline, waiting output or dead letters: see the tests of each."""
