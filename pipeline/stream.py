@@ -80,8 +80,8 @@ _INSTEAD = {
     "side_output": "side(output)", "get_side_output": "side(output)", "windowed_by": _WINDOW, "window_by": _WINDOW,
     "tumbling_window": _WINDOW, "hopping_window": _WINDOW, "session_window": _WINDOW, "window_all": _WINDOW,
     "count": _AGGREGATE, "sum": _AGGREGATE, "min": _AGGREGATE, "max": _AGGREGATE, "left_join": _OUTER,
-    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source", "execute": "pipeline.run()",
-    "run": "pipeline.run()", "uid": "id= of the operator", "name": "id= of the operator",
+    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source", "with_time": "time= of the source",
+    "execute": "pipeline.run()", "run": "pipeline.run()", "uid": "id= of the operator", "name": "id= of the operator",
 }  # fmt: skip
 """What does it, by the name that a method has elsewhere, in snake_case."""
 
