@@ -164,15 +164,23 @@ OpensSplit = Callable[[SourceOffset], OpenSplit]
 def require_reached(position: SourceOffset, name: str, reached: int) -> None:
     """Raise Halt unless the split at *position* has as many records as were read of it."""
     if reached < position.offset:
-        raise Halt(
-            f"Source {position.source!r} must go on at {position.topic}[{position.partition}] offset "
-            f"{position.offset}, but {name} has only {reached} records.\n"
-            f"  Choices: restore it as it was, and run again; or `exactlyonce reset` and recompute from what is there.",
-            operator=position.source,
-            topic=position.topic,
-            partition=position.partition,
-            offset=position.offset,
+        raise _lost(
+            position,
+            f"must go on at {position.topic}[{position.partition}] offset {position.offset}, but {name} has only "
+            f"{reached} records",
         )
+
+
+def _lost(position: SourceOffset, what: str) -> Halt:
+    """The error of a source that does not have the records up to *position* any more."""
+    return Halt(
+        f"Source {position.source!r} {what}.\n"
+        f"  Choices: restore it as it was, and run again; or `exactlyonce reset` and recompute from what is there.",
+        operator=position.source,
+        topic=position.topic,
+        partition=position.partition,
+        offset=position.offset,
+    )
 
 
 def _after(start: SourceOffset, opened: OpenSplit, count: int) -> SourceOffset:
@@ -303,16 +311,8 @@ class NamedSplits:
         there = dict.fromkeys(self._find())
         for position in known:
             if position.identity not in there and not position.ended:
-                raise Halt(
-                    f"Source {self._source!r} has read {self._place} split {position.identity!r} up to record "
-                    f"{position.offset}, and the split is gone.\n"
-                    f"  Choices: restore it as it was, and run again; or `exactlyonce reset` and recompute from what "
-                    f"is there.",
-                    operator=self._source,
-                    topic=self._place,
-                    partition=position.partition,
-                    offset=position.offset,
-                )
+                read = f"{self._place} split {position.identity!r} up to record {position.offset}"
+                raise _lost(position, f"has read {read}, and the split is gone")
         new = there.keys() - {position.identity for position in known}
         first = max((position.partition for position in known), default=-1) + 1
         return [

@@ -21,6 +21,7 @@ from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.moments import moment_of
+from exactlyonce.pipeline.names import group_named
 
 ENDLESS = 1 << 62
 LATEST = -1
@@ -77,8 +78,8 @@ class StopOffsets:
             return cls()
         if text.startswith("{"):
             return cls(offsets=_offsets(text))
-        if text.startswith("group:") and text != "group:":
-            return cls(group=text.removeprefix("group:"))
+        if (group := group_named(text)) is not None:
+            return cls(group=group)
         if (moment := moment_of(text)) is None:
             raise ConfigError(
                 f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, a day as 2026-11-01, "

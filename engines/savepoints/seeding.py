@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime
-from difflib import get_close_matches
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -44,7 +43,7 @@ from exactlyonce.pipeline.errors import ConfigError, RecordError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.keys import explained_key, key_groups
 from exactlyonce.pipeline.moments import moment_of
-from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.names import group_named, nearest, setting
 from exactlyonce.state.errors import StateUnstorable
 
 if TYPE_CHECKING:
@@ -411,8 +410,8 @@ def _node(graph: LogicalGraph, operator: str) -> Node:
     nodes = {node.id: node for node in graph.stateful}
     if operator in nodes:
         return nodes[operator]
-    near = get_close_matches(operator, nodes, 1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(operator, nodes)
+    meant = f" Did you mean {near!r}?" if near else ""
     there = f"It has {', '.join(map(repr, nodes))}." if nodes else "It keeps no state."
     raise ConfigError(f"{graph.pipeline_id} has no operator {operator!r} with state.{meant} {there}")
 
@@ -465,8 +464,8 @@ class _Beginning(NamedTuple):
                 return cls(offsets=_by_partition(msgspec.json.decode(text)))
             except msgspec.DecodeError as error:
                 raise ConfigError(f"{setting('offsets')} is no JSON: {error}. Write {OFFSETS}.") from None
-        if text.startswith("group:") and text != "group:":
-            return cls(group=text.removeprefix("group:"))
+        if (group := group_named(text)) is not None:
+            return cls(group=group)
         if text in ("earliest", "latest"):
             return cls(text)
         if text != "start" and (moment := moment_of(text)) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from auditing import audited
 from bounded import Fed, Files, Silent, catch_up, drive, load_pipeline, run_local, state, twice
+from running import write_program
 
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.diff import Diff
@@ -130,14 +130,10 @@ def test_what_bounded_work_cannot_read(files: Files, tmp_path: Path) -> None:
         CatchUp(loaded, RunOptions(files.config), Silent(), to, from_nothing=True).judge()
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "writing-a-source.md"
-
-
 def test_a_source_that_grows(files: Files, tmp_path: Path) -> None:
     """Bounded work reads the source of the documentation up to what is there; the next goes on from there."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     module = f"journal_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{module}.py").write_text("\n\n".join(blocks[:2]))
+    write_program("writing-a-source.md", tmp_path / f"{module}.py")
     journal = tmp_path / "orders.db"
     params = {"name": files.name, "path": str(journal)}
     reference: dict[str, object] = {

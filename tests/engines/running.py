@@ -6,6 +6,7 @@ import io
 import json
 import os
 import queue
+import re
 import resource
 import signal
 import subprocess
@@ -32,6 +33,13 @@ QUICK = ("--checkpoint-interval", "200ms", "--stop-timeout", "10m")
 DESCRIPTORS = 1024
 """A run may open so many, as one from a shell may."""
 Fed = list[tuple[str, str]]
+
+
+def write_program(page: str, file: Path) -> None:
+    """Write the program of a *page* below docs/, its first two blocks, into *file*."""
+    text = (HERE.parents[1] / "docs" / page).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    file.write_text("\n\n".join(blocks[:2]))
 
 
 class Run:

@@ -43,6 +43,11 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.timers import FOREVER
 
+SIDED = st.lists(
+    st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
+    min_size=1, max_size=40,
+)  # fmt: skip
+"""As `arrived_sides` takes them."""
 Make = Callable[[Any], TimedOperator[Any]]
 """Makes an operator over a table; None: an empty one."""
 TURNS = st.lists(
@@ -143,13 +148,7 @@ def test_held_records_are_given_once_whatever_comes_between_two_slices(
 
 @pytest.mark.parametrize("join", JOINS, ids=str)
 @FEW
-@given(
-    arrivals=st.lists(
-        st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
-        min_size=1, max_size=40,
-    ),
-    **GIVEN,
-)  # fmt: skip
+@given(arrivals=SIDED, **GIVEN)
 def test_joins_give_each_result_once_whatever_comes_between_two_slices(
     join: Any, arrivals: Any, disorder: int, cuts: set[int], size: int, turns: list[str]
 ) -> None:
@@ -527,13 +526,7 @@ def test_a_replay_of_any_operator_gives_as_much_between_the_same_batches(
 
 @pytest.mark.parametrize("join", JOINS, ids=str)
 @FEW
-@given(
-    arrivals=st.lists(
-        st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
-        min_size=1, max_size=40,
-    ),
-    **GIVEN,
-)  # fmt: skip
+@given(arrivals=SIDED, **GIVEN)
 def test_a_replay_of_any_join_gives_as_much_between_the_same_batches(
     join: Any, arrivals: Any, disorder: int, cuts: set[int], size: int, turns: list[str]
 ) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from auditing import audited
-from running import HERE, QUICK, Job, Run, orders, stop
+from running import HERE, QUICK, Job, Run, orders, stop, write_program
 from test_kill_matrix import run_to_the_end
 from waiting import until
 
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
 
-ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
 JobOf = Callable[..., Job]
 
@@ -235,16 +234,12 @@ def test_what_reads_the_past_again(files_of: Any, tmp_path: Path) -> None:
     ]
 
 
-PAGE = ROOT / "docs" / "writing-a-source.md"
-
-
 def test_each_order_of_the_page_is_in_the_topic_once(
     kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], tmp_path: Path,
     failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The source of the docs, killed after its first checkpoint is decided; the next run ends with what is there."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    (tmp_path / "shop.py").write_text("\n\n".join(blocks[:2]))
+    write_program("writing-a-source.md", tmp_path / "shop.py")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     journal = tmp_path / "orders.db"
     topic = kafka.create_topic(f"{topic_name}-orders", partitions=2)
