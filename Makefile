@@ -12,7 +12,7 @@
 #               [MUTANT="no alignment"]; SEED=123 replays one, with its trace
 # soak          300,000 such histories, over as many runs as it takes
 # bench         figures, as ratios against a hand-written loop
-# lint          ruff, import-linter, mypy
+# lint          ruff, import-linter, mypy; pyright for the examples and for a user's code
 # release       wheel and sdist in dist/, checked, tried in a fresh environment; ARGS=--upload also uploads them
 # site          the documentation as a site, in site/index.html; ARGS="-b linkcheck" asks each link of another site
 # image         the Kafka image of docker/kafka
@@ -91,6 +91,7 @@ lint: .venv/dev.stamp
 	.venv/bin/ruff check .
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/mypy
+	.venv/bin/pyright
 
 site: .venv/dev.stamp
 	.venv/bin/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --nitpicky --conf-dir docs . site $(ARGS)

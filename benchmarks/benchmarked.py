@@ -14,6 +14,7 @@ from exactlyonce import (
     Count,
     Emit,
     Enriched,
+    EventTime,
     Hopping,
     Pipeline,
     ProtobufCodec,
@@ -150,7 +151,9 @@ def windowed(name: str, source: str, sink: str, window: str) -> Pipeline:
         "session": Session("3s"),
     }  # fmt: skip
     pipeline = Pipeline(name)
-    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    orders = pipeline.source(
+        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
+    )
     chosen = orders.key_by(lambda order: order.customer).window(windows[window])
     counts: Any = chosen.fold("counts", int, counted) if window == "folded" else chosen.aggregate("counts", Count())
     counts.sink("out", KafkaSink(sink, key=lambda count: count.key))
@@ -173,7 +176,9 @@ def as_counted(window: Windowed[str, int]) -> Counted:
 def counts(name: str, source: str, sink: str) -> Pipeline:
     """The number of orders per customer in windows of 10 s, in the form that other systems write, too."""
     pipeline = Pipeline(name)
-    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    orders = pipeline.source(
+        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
+    )
     windows = orders.key_by(lambda order: order.customer).window(Tumbling("10s")).aggregate("counts", Count())
     windows.map(as_counted).sink("out", KafkaSink(sink, key=lambda counted: counted.customer))
     return pipeline
@@ -182,7 +187,7 @@ def counts(name: str, source: str, sink: str) -> Pipeline:
 def rounds(name: str, source: str, sink: str, orders: str) -> Pipeline:
     """The number of orders per customer in windows that end at once: those of *orders* orders are of one window."""
     pipeline, count = Pipeline(name), int(orders)
-    numbered = KafkaSource(source, value=Order, time=lambda order: order.id // count * 10_000, ahead=None)
+    numbered = KafkaSource(source, value=Order, time=EventTime(lambda order: order.id // count * 10_000, ahead=None))
     counts = pipeline.source("in", numbered).key_by(lambda order: order.customer).window(Tumbling("10s"))
     counts.aggregate("counts", Count()).sink("out", KafkaSink(sink, key=lambda count: count.key))
     return pipeline
@@ -191,7 +196,9 @@ def rounds(name: str, source: str, sink: str, orders: str) -> Pipeline:
 def quiet(name: str, source: str, sink: str, idle: str) -> Pipeline:
     """The number of orders per customer in windows of a second that close once no order has come for *idle*."""
     pipeline = Pipeline(name)
-    orders = KafkaSource(source, value=Order, time=lambda order: order.ts // 1000, disorder="1s", idle=idle, ahead=None)
+    orders = KafkaSource(
+        source, value=Order, time=EventTime(lambda order: order.ts // 1000, disorder="1s", idle=idle, ahead=None)
+    )
     counts = pipeline.source("in", orders).key_by(lambda order: order.customer).window(Tumbling("1s"))
     counts.aggregate("counts", Count()).sink("out", KafkaSink(sink, key=lambda count: count.key))
     return pipeline
@@ -203,7 +210,9 @@ IDS = 1_000_000
 def deduplicated(name: str, source: str, sink: str) -> Pipeline:
     """The first order of each of many ids."""
     pipeline = Pipeline(name)
-    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    orders = pipeline.source(
+        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
+    )
     once = orders.key_by(lambda order: order.id % IDS).deduplicate("once", within="1h")
     once.sink("out", KafkaSink(sink, key=lambda order: order.customer))
     return pipeline
@@ -213,7 +222,9 @@ def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
     """Orders as of one in ten of them, the versions; or the even ones with the odd ones of the next two, so that each
     has one partner."""
     pipeline = Pipeline(name)
-    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    orders = pipeline.source(
+        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
+    )
     if kind == "as-of":
         versions = orders.filter(lambda order: order.id % 11 == 0).key_by(lambda order: order.customer)
         lefts = orders.filter(lambda order: order.id % 11 != 0).key_by(lambda order: order.customer)
@@ -242,7 +253,9 @@ class Quiet:
 def paired(name: str, source: str, sink: str) -> Pipeline:
     """Orders joined with their partners, as `joined` does, and customers without an order for a second by timers."""
     pipeline = Pipeline(name)
-    orders = pipeline.source("in", KafkaSource(source, value=Order, time=event_ms, disorder="2s", ahead=None))
+    orders = pipeline.source(
+        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
+    )
     evens = orders.filter(lambda order: order.id % 2 == 0).key_by(lambda order: order.id // 2)
     odds = orders.filter(lambda order: order.id % 2 == 1).key_by(lambda order: order.id // 2)
     evens.join("joined", odds, within=("-2s", "2s")).sink("out", KafkaSink(sink, key=lambda joined: joined.key))

@@ -30,6 +30,8 @@ from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    HISTORY,
+    HISTORY_ENDED,
     INITIAL,
     LATE_BELOW_LATEST,
     RESTORED,
@@ -537,7 +539,7 @@ class Leader:
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,
-            kind=kind or (SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"),
+            kind=kind or _kind(plan),
             base=plan.base,
             previous=plan.previous,
             triggered_at_ms=now_ms - (self._clock.monotonic_ms() - plan.triggered_ms),
@@ -644,3 +646,9 @@ def _stats(plan: PendingCheckpoint) -> bytes:
         return encode(CheckpointStats(plan.checkpoint, subtasks, plan.aborted))
     except TooLarge:
         return b""
+
+
+def _kind(plan: PendingCheckpoint) -> str:
+    if plan.without_output:
+        return HISTORY_ENDED if plan.final else HISTORY
+    return SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"

@@ -11,11 +11,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.secrets import is_reference
 from exactlyonce.pipeline.settings import COUNT, DURATION, FLAG, OTHER, SHARE, SIZE, Declared, declared
 
@@ -32,12 +32,33 @@ _SECRET_VALUE = re.compile(r"@|://|\w{32}")
 _ALONE = ("-h", "--help", "--version")
 """Options without a command."""
 _METAVARS = {DURATION: "T", COUNT: "N", SIZE: "SIZE", SHARE: "SHARE"}
+_COMMANDS_ELSEWHERE = {
+    "check": "explain", "dlq": "dead-letters", "help": "--help", "kill": "cancel", "list": "checkpoints",
+    "plan": "explain", "restore": "run --from-savepoint", "settings": "config show", "start": "run", "status": "top",
+    "stop": "savepoint --stop", "validate": "explain", "version": "--version",
+}  # fmt: skip
+"""Names of commands in other tools, and what does that here."""
+_OPTIONS_ELSEWHERE = {
+    "--arg": ("--param",), "--broker": ("--bootstrap-servers",), "--brokers": ("--bootstrap-servers",),
+    "--grep": ("--match",), "--interval": ("--checkpoint-interval",), "--properties": ("--config",),
+    "--savepoint": ("--from-savepoint",), "--servers": ("--bootstrap-servers",), "--set": ("--param", "--kafka"),
+    "--settings": ("--config",), "--since": ("--from",), "--start": ("--from",), "--stop-at": ("--to", "--until"),
+    "--before": ("--to",), "--until": ("--to",), "--to": ("--until",), "--workers": ("--parallelism",),
+    "--dry-run": ("--no-output",),
+}  # fmt: skip
+"""Names of options in other tools or commands; the first one counts that the command has."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
 
 class Parser(argparse.ArgumentParser):
     """Shows examples before options, takes no abbreviations, and names unknown arguments without their values."""
+
+    moved = ""
+    """What is said beside an action that the command does not have: how it is written now."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(message + self.moved * ("invalid choice" in message))
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_formatter, **options)
@@ -54,10 +75,32 @@ class Parser(argparse.ArgumentParser):
 
     def near(self, words: Iterable[str]) -> str:
         """A question for the message: did *words* mean similar options of this command? Empty without similar ones."""
-        own = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         given = [match[0] for word in words if (match := _OPTION.match(word))]
-        meant = [close[0] for option in given if (close := get_close_matches(option, own, 1))]
+        meant = [near for option in given if (near := self._near(option))]
         return f". Did you mean {' and '.join(meant)}?" if meant else ""
+
+    def _near(self, given: str) -> str | None:
+        """The option or the argument of this command that *given* means, if one is like it."""
+        own = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        for option in _OPTIONS_ELSEWHERE.get(given, ()):
+            if option in own:
+                return option
+        for action in self._actions:
+            name = str(action.metavar or action.dest)
+            if not action.option_strings and name.lower().endswith(given.removeprefix("--")):
+                return f"{name}, written without {given}"
+        return next((option for option in own if option.startswith(given)), None) or nearest(given, own)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a choice that there is not: argparse's message, with the one that was meant first."""
+        choices = [*map(str, action.choices or ())]
+        if not choices or value in choices:
+            return
+        text = f"invalid choice: {value!r}"
+        elsewhere = _COMMANDS_ELSEWHERE.get(value) if "run" in choices else None
+        near = elsewhere or nearest(str(value), choices)
+        meant = f". Did you mean {near}?" if near else f" (choose from {', '.join(choices)})"
+        raise argparse.ArgumentError(action, text + meant)
 
 
 def _unrecognized(words: Iterable[str]) -> str:
@@ -66,9 +109,25 @@ def _unrecognized(words: Iterable[str]) -> str:
     return f"unrecognized arguments: {' '.join(names) or 'words without an option before them'}"
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps line ends, and lists commands by task where their action has `by_task`: names by task."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        by_task: dict[str, list[str]] = getattr(action, "by_task", {})
+        if not by_task:
+            return super()._format_action(action)
+        below = action._get_subactions()  # type: ignore[attr-defined]  # as HelpFormatter
+        commands, tasks = {command.dest: command for command in below}, []
+        for task, names in by_task.items():
+            self._indent()
+            tasks.append(f"  {task}:\n" + "".join(self._format_action(commands[name]) for name in names))
+            self._dedent()
+        return "\n".join(tasks)
+
+
 def _formatter(prog: str) -> argparse.HelpFormatter:
     width = min(HELP_WIDTH_MAX, shutil.get_terminal_size().columns)
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=width)
+    return _Formatter(prog, max_help_position=34, width=width)
 
 
 def add_command(commands: Commands, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
@@ -76,6 +135,17 @@ def add_command(commands: Commands, name: str, usage: str, summary: str, text: s
     parser: Parser = commands.add_parser(name, usage=f"%(prog)s {usage}", help=summary, description=text)
     parser.set_defaults(command=command, parser=parser)
     return parser
+
+
+def give_examples(command: Parser) -> None:
+    """Give each action of *command* without examples of its own those of *command* that are about it."""
+    examples = (command.description or "").partition("examples:\n")[2].splitlines()
+    for actions in command._actions:
+        for action in actions.choices.values() if isinstance(actions.choices, dict) else ():
+            if "examples:" not in (text := action.description or ""):
+                own = [line for line in examples if line.startswith("  ") and action.prog in line]
+                action.description = "\n".join([*([text] if text else []), "examples:", *own, ""])
+            give_examples(action)
 
 
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +205,8 @@ def add_settings(group: argparse._ActionsContainer, *settings: Declared) -> None
                 options |= {"action": "append", "type": pair if setting.metavar == "OLD=NEW" else str}
         else:
             metavar = setting.metavar or _METAVARS.get(kind, f"{{{','.join(setting.choices)}}}")
-            options = {"metavar": metavar, "type": partial(_typed, declaration)}
+            choices = setting.choices or None
+            options = {"metavar": metavar, "type": partial(_typed, declaration), "choices": choices}
         shown = "" if kind == FLAG or default == "none" else f" (default: {default})"
         group.add_argument(f"--{declaration.option}", dest=declaration.keyword, help=setting.help + shown, **options)
 

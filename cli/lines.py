@@ -33,9 +33,8 @@ def note_for(args: argparse.Namespace) -> Callable[[str], None]:
     return to_stderr
 
 
-def show_from_handler(pipeline: str, text: str, *, in_terminal: bool) -> None:
-    """Show *text* from a signal handler: it bypasses Python's buffers, which are not reentrant."""
-    line = f"\r\x1b[K{text}" if in_terminal else json.dumps(events.note(pipeline, text))
+def show_from_handler(line: str) -> None:
+    """Show *line* from a signal handler: it bypasses Python's buffers, which are not reentrant."""
     # where stderr is gone, or no file, the signal counts all the same
     with suppress(OSError), open(sys.stderr.fileno(), "wb", buffering=0, closefd=False) as unbuffered:
         unbuffered.write(f"{line}\n".encode())

@@ -14,8 +14,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from functools import cache
+from types import ModuleType
 
-from exactlyonce.cli.arguments import Parser
+from exactlyonce.cli.arguments import Commands, Parser, give_examples
 from exactlyonce.cli.commands import (
     acls,
     audit,
@@ -23,6 +24,8 @@ from exactlyonce.cli.commands import (
     broker,
     cancel,
     checkpoints,
+    completion,
+    config,
     dead_letters,
     demo,
     diff,
@@ -108,24 +111,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
-    commands = root.add_subparsers(title="commands", metavar="COMMAND [options]", required=True, prog=root.prog)
-    looking = (
-        explain,
-        acls,
-        ui,
-        top,
-        checkpoints,
-        savepoint,
-        savepoints,
-        state,
-        transactions,
-        dead_letters,
-        doctor,
-        mcp,
+    commands: Commands = root.add_subparsers(
+        title="commands", metavar="COMMAND [options]", required=True, prog=root.prog
     )
-    for module in (demo, init, broker, run, cancel, backfill, replay, audit, diff, *looking, reset):
-        module.add(commands)
+    commands.by_task = {}
+    for task, modules in _TASKS.items():
+        before = [*commands.choices]
+        for module in modules:
+            module.add(commands)
+        commands.by_task[task] = [name for name in commands.choices if name not in before]
+    for command in commands.choices.values():
+        give_examples(command)
+    root.set_defaults(root=root)
     return root
+
+
+_TASKS: dict[str, tuple[ModuleType, ...]] = {
+    "begin": (demo, init, broker, completion),
+    "check before a run": (explain, config, acls, diff),
+    "run and stop": (run, cancel, savepoint, savepoints),
+    "watch": (top, ui, checkpoints, doctor, mcp),
+    "state and history": (state, backfill),
+    "audit and repair": (audit, replay, dead_letters, transactions, reset),
+}
+"""The commands by task, in the order of the help."""
 
 
 class _Version(argparse.Action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
@@ -35,7 +36,7 @@ class LineOfProgress:
             show_event(events.note(self._pipeline, text))
 
     def note_from_handler(self, text: str) -> None:
-        show_from_handler(self._pipeline, text, in_terminal=self._in_terminal)
+        show_from_handler(f"\r\x1b[K{text}" if self._in_terminal else json.dumps(events.note(self._pipeline, text)))
 
     def began(self, manifest: Manifest, offsets: int) -> None:
         self._total, self._done, self._records = offsets, 0, 0

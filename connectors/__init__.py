@@ -7,12 +7,16 @@ imports `registry/`, and `files/` imports `blocks/`. `refusals` has the error te
 clients of confluent-kafka for brokers. May import `state`, `checkpoint` and `pipeline`.
 """
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.source import FileSource
 from exactlyonce.connectors.generated import GeneratorSource, IterableSource
 from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
+from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
+from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
+from exactlyonce.pipeline.source import Source
 
 __all__ = [
     "Cluster",
@@ -21,5 +25,16 @@ __all__ = [
     "IterableSource",
     "KafkaSource",
     "MySQLTableSource",
+    "OpenSplit",
     "PostgresTableSource",
+    "RangeContext",
+    "ReaderContext",
+    "RecordDecoder",
+    "Source",
+    "SourceOffset",
+    "SourceReader",
+    "SplitDecoder",
+    "SplitReader",
+    "SplitSource",
+    "require_reached",
 ]

@@ -6,16 +6,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, ReaderContext
-from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource, SplitsReader, require_reached
+from exactlyonce.connectors.splits import (
+    OpenSplit,
+    SplitDecoder,
+    SplitRange,
+    SplitSource,
+    SplitsReader,
+    require_reached,
+)
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.sizes import is_count
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 ENDLESS = 1 << 62
@@ -47,7 +57,7 @@ class GeneratorSource(FixedSource[T]):
     - *rate*: records a second, of all splits; None: as fast as they are taken.
     - *splits*: they are made in parallel; split *i* has the numbers *i*, *i + splits*, *i + 2 splits* ...
     - *name*: that of its place in checkpoints and errors, where there are several.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     make: Callable[[int], T]
@@ -116,12 +126,12 @@ class IterableSource(FixedSource[T]):
       Each restart iterates anew, and leaves out the items that were read: items at the end of a longer list are new.
     - *value*: the type of an item.
     - *name*: that of its place in checkpoints and errors, where there are several.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     items: Iterable[T] | Callable[[], Iterable[T]]
     _: KW_ONLY
-    value: Any
+    value: TypeForm[T]
     name: str = ""
 
     @property
@@ -178,10 +188,8 @@ class FixedSplits:
         """Nothing is connected."""
 
 
-class OpenNumbers:
-    """The `OpenSplit` of a generator, *rate* records a second from now on."""
-
-    time_ms, cursor = 0, None
+class OpenNumbers(OpenSplit):
+    """The numbers of a generator, *rate* records a second from now on."""
 
     def __init__(self, name: str, numbers: range, rate: float | None) -> None:
         self.name, self._numbers, self._rate = name, numbers, rate
@@ -200,17 +208,9 @@ class OpenNumbers:
     def ended(self) -> bool:
         return not self._numbers
 
-    def buffered(self) -> int:
-        return 0
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class OpenIterable:
-    """The `OpenSplit` of an iterable."""
-
-    time_ms, cursor = 0, None
+class OpenIterable(OpenSplit):
+    """The items of an iterable."""
 
     def __init__(self, position: SourceOffset, name: str, items: Iterator[Any]) -> None:
         self.name, self._items = name, items
@@ -230,6 +230,3 @@ class OpenIterable:
 
     def buffered(self) -> int:
         return len(self._next)
-
-    def close(self) -> None:
-        """Nothing is open."""

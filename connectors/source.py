@@ -153,7 +153,7 @@ class Readable(Protocol):
         """The treatment of a record that does not decode."""
 
     @property
-    def event_time(self) -> EventTime | None:
+    def event_time(self) -> EventTime[Any] | None:
         """The event time of its records, if they have one."""
 
     @property
@@ -184,6 +184,10 @@ class ReadsTopic(Readable, Protocol):
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
         """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
 
+    def starting(self, start: Any, group: str | None) -> ReadsTopic:
+        """The same source, whose `first_offsets` are those of *start*, or of a consumer *group*; *start*, if it is not
+        None, is as that of `KafkaSource`."""
+
 
 class SplitFinder(Protocol):
     """Finds the splits of a source that reads no topic, for the leader of a run. It belongs to one thread.
@@ -213,6 +217,10 @@ class FindsSplits(Readable, Protocol):
     def repeats(self) -> bool:
         """Whether a number has the same record whenever a split is read. Else no record can be left out by its number,
         and `open_range` raises Halt, but where a range is read for the first time, `to_end`."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether records may be added to a split of it, which reads no topic: then `left` is exact."""
 
     def left(self, position: SourceOffset) -> int:
         """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0

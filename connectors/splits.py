@@ -1,57 +1,69 @@
 """Sources whose splits are read one after the other: the reader, the range and the records of any of them.
 
-A source gives its finder, and opens one split at a position; the rest is here. Invariants: a split is read in its
-order, to its end unless it has no record at the moment, and is marked as ended with its last record. A batch keeps what
-was read as it is, and makes a record with its place only where one is asked for. No I/O of its own.
+A source names its splits, and opens one at a position; the rest is here (docs/writing-a-source.md). Invariants: a split
+is read in its order, to its end unless it has no record at the moment, and is marked as ended with its last record. A
+batch keeps what was read as it is, and makes a record with its place only where one is asked for. No I/O of its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, ReaderContext, SplitFinder
+from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.source import DISORDER, IDLE, Source, TimeOf
+from exactlyonce.pipeline.source import AHEAD, EventTime, Source, TimeOf
 
 T_co = TypeVar("T_co", covariant=True)
+SPLIT_RECORDS = 1_000_000
+"""The records that a split may have left, where only reading would count them."""
 
 
-class OpenSplit(Protocol):
-    """A split that is being read."""
+class OpenSplit(ABC):
+    """A split that is being read. It belongs to the thread that opened it."""
 
-    @property
-    def name(self) -> str:
-        """Its name for people, as that of its file."""
-
-    @property
-    def time_ms(self) -> int:
-        """The time of its records, in ms since 1970."""
-
-    def read(self, records_max: int) -> Sequence[Any]:
-        """The next records as they are; fewer than *records_max*: no more now, so that another split has its turn."""
+    name: str
+    """Its name for people, as that of its file."""
+    time_ms: int = 0
+    """The time of its records, in ms since 1970; 0: they have none."""
 
     @property
     def ended(self) -> bool:
-        """Whether all records have been read."""
+        """Whether all records have been read. A split that grows never ends."""
+        return False
 
     @property
     def cursor(self) -> str | None:
         """The present `SourceOffset.cursor`. None: a record's number finds it, and finds the same one ever after."""
+        return None
+
+    @abstractmethod
+    def read(self, records_max: int) -> Sequence[Any]:
+        """The next records, as parts that the source's decoder takes; fewer than *records_max*: no more now, so that
+        another split has its turn. It waits for none.
+
+        Raises `Halt` if the next records were removed, `StoreUnavailable` where nobody answers: the job then restarts,
+        and waits.
+        """
 
     def buffered(self) -> int:
-        """The records at hand, not yet read."""
+        """The records that are known to be there, not yet read; right after it was opened, all of them, if it grows."""
+        return 0
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027 - many have nothing open
+        """Release what was opened."""
 
 
 class SplitRecord(NamedTuple):
@@ -152,15 +164,23 @@ OpensSplit = Callable[[SourceOffset], OpenSplit]
 def require_reached(position: SourceOffset, name: str, reached: int) -> None:
     """Raise Halt unless the split at *position* has as many records as were read of it."""
     if reached < position.offset:
-        raise Halt(
-            f"Source {position.source!r} must go on at {position.topic}[{position.partition}] offset "
-            f"{position.offset}, but {name} has only {reached} records.\n"
-            f"  Choices: restore it as it was, and run again; or `exactlyonce reset` and recompute from what is there.",
-            operator=position.source,
-            topic=position.topic,
-            partition=position.partition,
-            offset=position.offset,
+        raise _lost(
+            position,
+            f"must go on at {position.topic}[{position.partition}] offset {position.offset}, but {name} has only "
+            f"{reached} records",
         )
+
+
+def _lost(position: SourceOffset, what: str) -> Halt:
+    """The error of a source that does not have the records up to *position* any more."""
+    return Halt(
+        f"Source {position.source!r} {what}.\n"
+        f"  Choices: restore it as it was, and run again; or `exactlyonce reset` and recompute from what is there.",
+        operator=position.source,
+        topic=position.topic,
+        partition=position.partition,
+        offset=position.offset,
+    )
 
 
 def _after(start: SourceOffset, opened: OpenSplit, count: int) -> SourceOffset:
@@ -172,13 +192,13 @@ def _after(start: SourceOffset, opened: OpenSplit, count: int) -> SourceOffset:
 class SplitsReader:
     """The `SourceReader` of the splits of one subtask. Splits without a record at the moment take turns."""
 
-    def __init__(self, context: ReaderContext, open_split: OpensSplit, *, endless: bool) -> None:
-        """*endless*: other splits may be found while it runs."""
+    def __init__(self, context: ReaderContext, open_split: OpensSplit, *, endless: bool, grows: bool) -> None:
+        """*endless*, *grows*: see `SplitSource`."""
         self.runs: list[tuple[int, int]] = []
         self.waiting = ""
         self._positions = {position.partition: position for position in context.positions}
         self._targets = context.targets or {}
-        self._endless = endless and context.targets is None
+        self._endless, self._grows = (endless or grows) and context.targets is None, grows
         self._open_split = open_split
         self._opened: dict[int, OpenSplit] = {}
         self._unended: list[int] = []
@@ -232,9 +252,12 @@ class SplitsReader:
 
     @property
     def finished(self) -> bool:
-        return not self._endless and all(
-            split in self._targets and self._positions[split].offset >= self._targets[split] for split in self._unended
-        )
+        return not self._endless and all(map(self._is_through, self._unended))
+
+    def _is_through(self, split: int) -> bool:
+        if split in self._targets:
+            return self._positions[split].offset >= self._targets[split]
+        return self._grows and split in self._quiet
 
     def quiet(self, ask: Collection[int] = ()) -> set[int]:
         return self._quiet
@@ -264,7 +287,7 @@ class SplitRange:
             self._opened = self._open_split(start)
         opened = self._opened
         parts = list(opened.read(min(records_max, self._end - start.offset)))
-        if not parts and opened.ended and not self._to_end:
+        if not parts and not self._to_end:
             require_reached(msgspec.structs.replace(start, offset=self._end), opened.name, start.offset)
         self._position = _after(start, opened, len(parts))
         return list(SplitRecords(parts, [Run.of(opened, start, len(parts))]))
@@ -278,50 +301,114 @@ class SplitRange:
             self._opened = None
 
 
+class NamedSplits:
+    """The `SplitFinder` of splits that their source knows by their identities, which *find* gives."""
+
+    def __init__(self, source: str, place: str, find: Callable[[], Iterable[str]]) -> None:
+        self._source, self._place, self._find = source, place, find
+
+    def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
+        there = dict.fromkeys(self._find())
+        for position in known:
+            if position.identity not in there and not position.ended:
+                read = f"{self._place} split {position.identity!r} up to record {position.offset}"
+                raise _lost(position, f"has read {read}, and the split is gone")
+        new = there.keys() - {position.identity for position in known}
+        first = max((position.partition for position in known), default=-1) + 1
+        return [
+            SourceOffset(self._source, self._place, identity, number, 0)
+            for number, identity in enumerate((identity for identity in there if identity in new), first)
+        ]
+
+    def close(self) -> None:
+        """The source opens what it needs at each call."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitSource(Source[T_co]):
-    """The description of a source with such splits. Its fields are as those of `KafkaSource`."""
+    """The base of a source whose splits are read one after the other; docs/writing-a-source.md has an example.
+
+    A subclass has `type`, `place`, `find_splits` and `open_split`, all others have defaults. Its fields are as those of
+    `KafkaSource`.
+    """
 
     on_error: OnError = "fail"
-    time: TimeOf | None = None
-    disorder: str = DISORDER
-    idle: str | None = IDLE
-    on_time_error: OnError = "fail"
+    time: TimeOf[Any] | None = None
 
-    @property
-    def endless(self) -> bool:
-        """Whether splits may be found while a run goes on, unless it is bounded."""
-        return False
+    endless: bool = field(default=False, init=False, repr=False)
+    """Whether splits may come while a run goes on."""
+    grows: bool = field(default=False, init=False, repr=False)
+    """Whether records of a split may come while a run goes on: then it is endless, too, and no split ends. A bounded
+    run ends with those that are there, as `OpenSplit.buffered` says."""
 
     @property
     def looks_at(self) -> str:
+        """See `connectors.source.FindsSplits`."""
         return self.place
 
     @property
     def repeats(self) -> bool:
+        """Whether a number has the same record whenever a split is read; else no range is read again."""
         return True
 
-    @abstractmethod
+    def find_splits(self) -> Iterable[str]:
+        """The identities of the splits that are there, also of those that were read; new ones in the order in which
+        they get their numbers. The leader asks at the start, and at every checkpoint.
+
+        Raises `StoreUnavailable` where nobody answers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must have find_splits(), which gives its splits' identities")
+
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         """See `connectors.source.FindsSplits`."""
+        return NamedSplits(source, self.place, self.find_splits)
 
-    @abstractmethod
     def left(self, position: SourceOffset) -> int:
-        """See `connectors.source.FindsSplits`."""
+        """The records from *position* to the end of its split, for bounded work; a guess where they are not known, 0
+        only if there are none. A split that grows is asked. Raises `ConfigError` if bounded work cannot read it."""
+        if not self.grows:
+            return 0 if position.ended else SPLIT_RECORDS
+        if not self.repeats:
+            raise ConfigError(
+                f"Source {position.source!r} finds its records by a cursor, and bounded work reads ranges of numbers: "
+                f"use `exactlyonce run`, with --until latest."
+            )
+        with closing(self.open_split(position)) as opened:
+            return opened.buffered()
 
     @abstractmethod
     def open_split(self, position: SourceOffset) -> OpenSplit:
-        """Open a split at *position*; see `OpensSplit`."""
+        """Open the split `SourceOffset.identity`, so that it gives the record with the number `SourceOffset.offset`
+        next. Raises `Halt` if the split is not the same any more, or has no such position."""
 
     def open_reader(self, context: ReaderContext) -> SplitsReader:
-        return SplitsReader(context, self.open_split, endless=self.endless)
+        return SplitsReader(context, self.open_split, endless=self.endless, grows=self.grows)
 
     def open_range(self, context: RangeContext) -> SplitRange:
         return SplitRange(context, self.open_split)
 
-    @abstractmethod
     def decoder(self) -> SplitDecoder:
-        """The decoder of the records of both readers."""
+        """The decoder of the records of both readers. By default parts are bytes, which the codec of `type` decodes."""
+        name = schema.type_name(self.type)
+        return SplitDecoder(
+            codec_for(self.type).decode, bytes, lambda part, error: f"the record is not {name}: {error}"
+        )
+
+    @property
+    def event_time(self) -> EventTime[Any] | None:
+        """See `Source`. Its records are no messages, whose timestamps would bound their times."""
+        event_time = super().event_time
+        return None if event_time is None else replace(event_time, ahead=None)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
+            yield "ahead= is about the timestamps of messages of Kafka: leave it out"
+
+    def describe(self) -> dict[str, Any]:
+        """The class, the place and the type. Override it where more belongs to the identity, say a query."""
+        value = schema.describe(self.type)
+        return {"source": type(self).__name__, "place": self.place, "value": value, **self.describe_time()}
 
 
 class SplitDecoder:
@@ -349,3 +436,17 @@ class SplitDecoder:
 
     def times_ms(self, records: Sequence[SplitRecord]) -> Iterator[int]:
         return (record.time_ms for record in records)
+
+
+class PlacedDecoder(SplitDecoder):
+    """A decoder that gives `Record`: what *decoder* gives, with its place. `Record.topic` is the name of the split."""
+
+    def __init__(self, decoder: SplitDecoder) -> None:
+        def decode(record: SplitRecord) -> Record[Any]:
+            value, time_ms = decoder.decode(record.part), record.time_ms or None
+            return Record(value, None, time_ms, (), record.name, record.partition(), record.offset())
+
+        super().__init__(decode, decoder._bytes_of, decoder._refused)
+
+    def parts(self, records: Sequence[SplitRecord]) -> list[Any]:
+        return list(records)

@@ -10,25 +10,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext
-from exactlyonce.connectors.splits import SplitDecoder, SplitRange, SplitSource
+from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange, SplitSource
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T_co = TypeVar("T_co", covariant=True)
 Key = tuple[str, ...]
 """The values of the key's columns, as text."""
 PAGE_ROWS = 2_000
 """The rows of one query."""
-SPLIT_ROWS = 1_000_000
-"""The rows of a split that bounded work reads for a checkpoint."""
 Kinds = frozenset[type[inspect.Type]]
 """Kinds of fields."""
 TEXTS: Kinds = frozenset({
@@ -94,12 +95,14 @@ class TableRows(Protocol):
         """Close the connection."""
 
 
-class OpenTable:
-    """The `OpenSplit` of a range of keys."""
+class OpenTable(OpenSplit):
+    """A range of keys."""
+
+    cursor: str = ""
 
     def __init__(self, position: SourceOffset, name: str, rows: TableRows) -> None:
         self.name, self.time_ms = name, rows.time_ms
-        self.cursor: str = position.cursor
+        self.cursor = position.cursor
         self._rows, self._through = rows, TableSplit.parse(position.topic_id).through
         self._page: Sequence[Row] = ()
         self._at = 0
@@ -188,7 +191,7 @@ class TableSource(SplitSource[T_co]):
     table: str
     dsn: str
     key: str | tuple[str, ...]
-    value: Any
+    value: TypeForm[T_co]
     one_snapshot: bool
     name: str
     kind = ""
@@ -216,10 +219,6 @@ class TableSource(SplitSource[T_co]):
 
     def open_split(self, position: SourceOffset) -> OpenTable:
         return OpenTable(position, self.place, self.open_rows(position))
-
-    def left(self, position: SourceOffset) -> int:
-        """Some, until it has ended: only the database could count them."""
-        return 0 if position.ended else SPLIT_ROWS
 
     def open_range(self, context: RangeContext) -> SplitRange:
         """Raise Halt unless it is read for the first time: rows may have changed."""

@@ -1,11 +1,13 @@
 """The documentation as a site, by Sphinx, furo and MyST: `make site`.
 
 The pages are those of the repository, which also reads as it is. The navigation is that of index.md: a heading, and the
-pages that its table links to. The reference of the Python API is made here, from the docstrings.
+pages that its table links to. The search leaves out the pages of its last section, and the design notes. The reference
+of the Python API is made here, from the docstrings.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 from pathlib import Path
@@ -19,6 +21,11 @@ from python_api import reference
 ROOT = Path(__file__).parents[1]
 INDEXES = "docs/index", "docs/design/README"
 """Pages whose links are the navigation."""
+EVIDENCE = {
+    posixpath.normpath(f"docs/{link}")
+    for link in re.findall(r"\]\(([\w./-]+)\.md\)", (ROOT / "docs/index.md").read_text().rpartition("\n## ")[2])
+}
+"""Pages of the last section, for contributors: no user searches for them."""
 PYTHON_API = "docs/python"
 
 project = html_title = "exactlyonce"
@@ -44,6 +51,8 @@ def setup(app: Sphinx) -> None:
 def read(app: Sphinx, page: str, source: list[str]) -> None:
     """Add what only the site has: the navigation, the Python API; a folder is no link there."""
     text = re.sub(r"\[([^\]]+)\]\([\w./-]+/\)", r"\1", source[0])
+    if page.startswith("docs/design/") or page in EVIDENCE:
+        text = f"---\nnosearch: true\n---\n{text}"
     if page in INDEXES:
         text += "\n".join(navigation(text))
         text = re.sub(r"\[[\w./-]+\.md\](?=\()", "[]", text)  # the title in place of the file's name

@@ -7,26 +7,36 @@ import inspect
 import re
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
-MODULES = ("exactlyonce", "exactlyonce.connectors", "exactlyonce.sinks", "exactlyonce.spark", "exactlyonce.testing")
+MODULES = tuple(
+    f"exactlyonce{module}" for module in ("", ".connectors", ".sinks", ".errors", ".savepoints", ".spark", ".testing")
+)
 WIDTH = 100
 
 
 def reference() -> str:
-    """A section for each module of `MODULES`, with an entry for each name of its `__all__`."""
-    return "\n".join(line for name in MODULES for line in _module(importlib.import_module(name)))
+    """A section for each module of `MODULES`, with an entry for each name of its `__all__` that is in none before."""
+    entries: dict[int, str] = {}
+    return "\n".join(line for name in MODULES for line in _module(importlib.import_module(name), entries))
 
 
-def _module(module: ModuleType) -> Iterator[str]:
+def _module(module: ModuleType, entries: dict[int, str]) -> Iterator[str]:
+    """The section of *module*; *entries* are the names so far, by what they name."""
     yield f"\n## {module.__name__}\n"
     for name in sorted(module.__all__, key=str.lower):
-        yield from _entry(getattr(module, name), name)
+        target = getattr(module, name)
+        if entries.setdefault(id(target), module.__name__) == module.__name__:
+            yield from _entry(target, name)
 
 
 def _entry(target: Any, name: str) -> Iterator[str]:
     yield f"\n### {name}\n"
-    if inspect.isclass(target):
+    if is_typeddict(target):
+        keys = "".join(f"\n    {key}: {_type(of.__forward_arg__)}" for key, of in target.__annotations__.items())
+        yield from _fence(f"class {name}(TypedDict):{keys}")
+        yield from _text(target)
+    elif inspect.isclass(target):
         yield from _fence(f"class {name}{'' if issubclass(target, Exception) else _parameters(target)}")
         yield from _text(target)
         for member_name, member in vars(target).items():

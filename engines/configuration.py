@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.records.manifest import MarkedPlace, RecordPlace
 from exactlyonce.checkpoint.records.storage_url import storage_url
@@ -21,9 +21,10 @@ from exactlyonce.checkpoint.restart import STRATEGIES
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig, by_name
 from exactlyonce.engines.options import HASHMAP, ROCKSDB, Restoration, RunOptions, StateSettings
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import duration_ms, written_duration
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.names import nearest, setting
+from exactlyonce.pipeline.running import ClusterSettings, LocalSettings
 from exactlyonce.pipeline.settings import Declared, declared, whole_number
 
 if sys.version_info >= (3, 11):
@@ -47,12 +48,12 @@ _RESTART = {
     if option.init
 }
 """The options of restart strategies, by field: whether they are durations."""
-_OF_RUN = ("log_level", "on_event")
-"""Options that `engines.local.run.run` takes itself; errors list them, too."""
 _OWNERS = (RunOptions, Restoration, CheckpointSettings, StateSettings)
 _DIRECT = {option.keyword for owner in _OWNERS for option in declared(owner).values()} | {
-    "bootstrap_servers", "config", "kafka", "restart",
+    *ClusterSettings.__annotations__, "restart",
 }  # fmt: skip
+_KNOWN = sorted(LocalSettings.__annotations__)
+"""These, and what the engine takes itself."""
 
 
 def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> ClientConfig:
@@ -60,8 +61,7 @@ def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = Non
     given = options.get("kafka") or {}
     if not isinstance(given, Mapping):
         raise ConfigError('kafka has to be a dict of librdkafka\'s settings, as {"security.protocol": "SASL_SSL"}.')
-    servers = options.get("bootstrap_servers")
-    direct = by_name([*given.items(), *([("bootstrap.servers", servers)] if servers else [])])
+    direct = by_name([*given.items(), *_servers(options)])
     settings = {**by_name((file or {}).get("kafka", {}).items()), **direct}
     servers = settings.get("bootstrap.servers") or os.environ.get(BOOTSTRAP_VARIABLE)
     if not servers:
@@ -90,13 +90,25 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
     known["restart"] = ["strategy", *(name.removesuffix("_ms") for name in _RESTART)]
     for table, content in file.items():
         if table not in (*known, "kafka") or not isinstance(content, dict):
+            near = nearest(table, known)
             raise ConfigError(
-                f"{path}: there is no table [{table}]. Tables are: [run], [checkpoint], [state], [restart], [kafka]."
+                f"{path}: there is no table [{table}]. {f'Did you mean [{near}]? ' if near else ''}Tables are: [run], "
+                f"[checkpoint], [state], [restart], [kafka]."
             )
         for key in content:
             if table != "kafka" and key not in known[table]:
-                raise ConfigError(f"{path}: [{table}] has no key {key!r}. It has: {', '.join(known[table])}.")
+                raise ConfigError(f"{path}: [{table}] has no key {key!r}. {_meant(key, table, known)}")
     return file
+
+
+def _meant(key: str, table: str, known: Mapping[str, list[str]]) -> str:
+    """What is there instead of *key*: its table, the key that was meant, or all keys of *table*."""
+    keywords = {(option.keyword): (other, name) for other, keys in TABLES.items() for name, option in keys.items()}
+    other, name = keywords.get(key) or next(((other, key) for other, keys in known.items() if key in keys), ("", ""))
+    if other:
+        return f"Write it in [{other}], as {name}."
+    near = nearest(key, known[table])
+    return f"Did you mean {near}?" if near else f"It has: {', '.join(known[table])}."
 
 
 def options_from(options: Mapping[str, Any]) -> RunOptions:
@@ -104,9 +116,10 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
     given = {key: value for key, value in options.items() if value is not None}
     unknown = sorted(set(given) - _DIRECT)
     if unknown:
+        near = nearest(unknown[0], _KNOWN)
         raise ConfigError(
-            f"There is no option {', '.join(map(repr, unknown))}. Options are: "
-            f"{', '.join(sorted({*_DIRECT, *_OF_RUN}))}."
+            f"There is no option {', '.join(map(repr, unknown))}. "
+            + (f"Did you mean {near}?" if near else f"Options are: {', '.join(_KNOWN)}.")
         )
     file = read_file(given.get("config"))
     run = _fields(RunOptions, given, file.get("run", {}))
@@ -120,6 +133,58 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
         restoration=_restoration(given, file.get("run", {})),
         **run,
     )
+
+
+class EffectiveSetting(NamedTuple):
+    """A setting as a run would have it."""
+
+    table: str
+    key: str
+    value: str
+    """As in a file, or in words; a secret is hidden."""
+    origin: str
+    """"command line", "file", "environment" or "default"."""
+
+
+def effective_settings(options: Mapping[str, Any]) -> list[EffectiveSetting]:
+    """Each setting of a run with these *options*, as for `options_from`, and where it comes from.
+
+    Opens no connection; without a cluster `bootstrap.servers` is "none".
+    """
+    given = {key: value for key, value in options.items() if value not in (None, {})}
+    file = read_file(given.get("config"))
+    kafka = {
+        "environment": by_name(_servers({"bootstrap_servers": os.environ.get(BOOTSTRAP_VARIABLE)})),
+        "file": by_name(file.get("kafka", {}).items()),
+        "command line": by_name([*given.get("kafka", {}).items(), *_servers(given)]),
+    }
+    named = any("bootstrap.servers" in settings for settings in kafka.values())
+    run = options_from(given if named else {**given, "bootstrap_servers": "none:1"})
+    rows = [] if named else [EffectiveSetting("kafka", "bootstrap.servers", "none", "default")]
+    for name, value in run.client.shown.items():
+        origins = [origin for origin, settings in kafka.items() if name in settings]
+        rows += [EffectiveSetting("kafka", name, value, origins[-1])] if origins else []
+    holders: tuple[tuple[str, Any], ...] = (
+        ("run", run), ("run", run.restoration or Restoration()), ("checkpoint", run.checkpoint), ("state", run.state),
+    )  # fmt: skip
+    for table, holder in holders:
+        for field, option in declared(holder.__class__).items():
+            in_file = option.setting.in_file and option.key in file.get(table, {})
+            origin = "command line" if option.keyword in given else "file" if in_file else "default"
+            value = option.default_text if origin == "default" else option.written(getattr(holder, field))
+            rows.append(EffectiveSetting(table, option.key, value, origin))
+    origin = "command line" if "restart" in given else "file" if "restart" in file else "default"
+    strategy = vars(run.restart_strategy()) | {"strategy": run.restart["strategy"]}
+    for name in ("strategy", *(name for name in _RESTART if name in strategy)):
+        text = written_duration(strategy[name]) if name.endswith("_ms") else str(strategy[name])
+        where = origin if name in run.restart else "default"
+        rows.append(EffectiveSetting("restart", name.removesuffix("_ms"), text, where))
+    return rows
+
+
+def _servers(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    servers = given.get("bootstrap_servers")
+    return [("bootstrap.servers", servers)] if servers else []
 
 
 def parallelism_given(options: Mapping[str, Any]) -> int | None:

@@ -26,6 +26,11 @@ def event(kind: str, pipeline: str | None, /, **fields: Any) -> dict[str, Any]:
     return {"event": kind, "at": at.replace("+00:00", "Z"), "at_ms": now_ms, "pipeline": pipeline, **fields}
 
 
+def level_of(kind: str) -> str:
+    """The level of an event of this kind."""
+    return _LEVELS.get(kind, "info")
+
+
 def note(pipeline: str | None, text: str) -> dict[str, Any]:
     return event("note", pipeline, text=text)
 
@@ -52,7 +57,7 @@ class Selection:
     def __call__(self, event: Mapping[str, Any]) -> bool:
         """Whether *event*, the newest, is selected."""
         is_checkpoint = event["event"] == "checkpoint"
-        level = "debug" if is_checkpoint and self._is_idle(event) else _LEVELS.get(event["event"], "info")
+        level = "debug" if is_checkpoint and self._is_idle(event) else level_of(event["event"])
         selected = LEVELS.index(level) >= self._least
         if is_checkpoint and selected:
             self._reported = event

@@ -18,7 +18,20 @@ from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN, Checkpoi
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting
-from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, OTHER, SHARE, SIZE, TEXT, Setting, check_bounds
+from exactlyonce.pipeline.settings import (
+    CHOICE,
+    COUNT,
+    DURATION,
+    FLAG,
+    OTHER,
+    SHARE,
+    SIZE,
+    TEXT,
+    Declared,
+    Setting,
+    check_bounds,
+    declared,
+)
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import RecordPlace
@@ -129,13 +142,13 @@ class Restoration:
 
     source: str = _declare("", Setting(
         OTHER, "begin from savepoint N of the pipeline, or from one that was exported to URL; once, if it is repeated",
-        key="from_savepoint", default="none", metavar="N|URL",
+        key="from_savepoint", default="none", metavar="N|URL", type="str | int",
         flink="`execution.state-recovery.path`, or `flink run --fromSavepoint`",
     ))  # fmt: skip
     """The number of a savepoint in the pipeline's topic, or the URL of an exported savepoint."""
     mapping: Mapping[str, str] = field(default_factory=dict, metadata={"setting": Setting(
         OTHER, "operator, source or loop OLD of the savepoint is NEW now, any number of them", key="map",
-        default="none", metavar="OLD=NEW",
+        default="none", metavar="OLD=NEW", type="Mapping[str, str]",
     )})  # fmt: skip
     """The present id of an operator or source, by its id in the savepoint."""
     allow_dropped: bool = _declare(False, Setting(
@@ -202,6 +215,10 @@ class RunOptions:
         TEXT, "send a span for each checkpoint and each restart to the OpenTelemetry collector there, by OTLP over "
         "HTTP", default="none", metavar="URL", reader=collector_at, flink="`traces.reporters`",
     ))  # fmt: skip
+    log_format: str = _declare("auto", Setting(
+        CHOICE, "the lines on stderr: text, json with the time in ISO 8601, or auto: text in a terminal, else json",
+        choices=("auto", "text", "json"),
+    ))  # fmt: skip
     checkpoint_partitions: int = _declare(PARTITIONS, Setting(
         COUNT, "of their topic, when it is created, one of them for decisions", minimum=PARTITIONS_MIN,
     ))  # fmt: skip
@@ -212,10 +229,11 @@ class RunOptions:
     accept_new_output: tuple[str, ...] = _declare((), Setting(
         OTHER, "go on into a topic that was created again since the last checkpoint, as a halt has said: records that "
         "it lost stay lost; any number of topics", default="none", in_file=False, metavar="TOPIC",
+        type="str | Sequence[str]",
     ))  # fmt: skip
     skip: tuple[RecordPlace, ...] = _declare((), Setting(
         OTHER, "leave out a record of the input that an error has named, any number of them; checkpoints note it",
-        default="none", in_file=False, metavar="TOPIC:PARTITION:OFFSET",
+        default="none", in_file=False, metavar="TOPIC:PARTITION:OFFSET", type="str | Sequence[str]",
     ))  # fmt: skip
     repair: str = _declare("local", Setting(
         CHOICE, "output that a decided checkpoint has lost, and that cannot be copied, is computed again from the "
@@ -251,3 +269,10 @@ class RunOptions:
         options = dict(self.restart)
         name = str(options.pop("strategy", "exponential_delay"))
         return restart_strategy(name, **{key: int(value) for key, value in options.items()})
+
+
+def settings_of_bounded_work() -> list[Declared]:
+    """Those of the settings of a run that bounded work has, too."""
+    checkpoint, run = declared(CheckpointSettings), declared(RunOptions)
+    settings = [run[name] for name in ("parallelism", *BOUNDED_RUN, "allow_dropped_fields")]
+    return [*settings, *(checkpoint[name] for name in BOUNDED_CHECKPOINT), *declared(Restoration).values()]

@@ -20,6 +20,7 @@ from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    HISTORY,
     LATE_BELOW_LATEST,
     Failure,
     Finalized,
@@ -48,7 +49,7 @@ from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.preflight import PipelineTopics, check_services
 from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.traces import erase_condemned
-from exactlyonce.pipeline.errors import ExactlyOnceError, StoreUnavailable, TopicError
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
@@ -66,12 +67,16 @@ class PipelineConnections(Connections):
         units: tuple[Submit, str | Path] | None = None,
         succession: Succession | None = None,
         asks: Callable[[str], None] = lambda store: None,
+        *,
+        without_output: bool = False,
     ) -> None:
         """*step* hears of each durable record. *reference* is how the pipeline is imported. *units* run a replay on
         Spark, and have a folder for its files; None: on a Spark of its own. *succession* says whether to wait for
-        another leader; None: no. *asks* hears of each store before it is asked for the first time."""
+        another leader; None: no. *asks* hears of each store before it is asked for the first time.
+        *without_output*: it goes on with history whose output is another application's."""
         super().__init__(options.client, plan.graph.pipeline_id, note, timeout_ms=APPEND_TIMEOUT_MS)
         self._plan, self._options, self._step = plan, options, step
+        self._without_output = without_output
         self._reference, self._units, self._succession, self._asks = reference, units, succession, asks
         self.surroundings = self.keep(
             PipelineTopics(
@@ -188,6 +193,8 @@ class PipelineConnections(Connections):
         check_services(self._plan.graph)
         self._restoring = self._savepoint_to_restore(history)
         config = self._config(stores)
+        if history.latest is not None and not config.goes_on_from_savepoint(history.latest):
+            self._refuse_within_history(history.latest)
         config.require_same_storage(history.latest)
         self._storages.of(options.checkpoint.storage).check(in_use=in_use(history, options.checkpoint.storage))
         require_own_place(self._storages, history, options.checkpoint.storage)
@@ -195,6 +202,16 @@ class PipelineConnections(Connections):
             blocks, drops = self._storages.of(history.storage), options.allow_dropped_fields
             require_readable(self._plan.graph, history.latest, blocks, self.note, drops_fields=drops)
         self.lead(config, self.known_blocks)
+
+    def _refuse_within_history(self, latest: Manifest) -> None:
+        """Raise ConfigError where *latest* is within a history whose output is another application's."""
+        if latest.kind == HISTORY and not self._without_output:
+            raise ConfigError(
+                f"{self.pipeline}: checkpoint {latest.checkpoint} is within a history that is computed without output, "
+                f"up to another application's offsets. What follows has its output, too: repeat `exactlyonce backfill` "
+                f"with --no-output and its --to, which goes on there. Or `exactlyonce reset {self.pipeline}`, and "
+                f"begin anew."
+            )
 
     def _require_turn(self) -> None:
         """Raise `AnotherLeads` while this run is to wait for another leader, and ConfigError where a savepoint is to be

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
 
 
 class Transfer(msgspec.Struct):

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
 from demo_count import delay, rows
 
-from exactlyonce import Count, Hopping, Max, Pipeline, Sum, Windowed
+from exactlyonce import Count, EventTime, Hopping, KafkaSink, KafkaSource, Max, Pipeline, Sum, Windowed
 from exactlyonce.cli.demo.feeding import Records, create_topics, feed
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 DAY = ("2013", "2", "8")
@@ -36,7 +35,7 @@ def make(topic: str) -> Pipeline:
     """TOPIC to TOPIC-by-hours."""
     pipeline = Pipeline(topic)
     (
-        pipeline.source("flights", KafkaSource(topic, value=Flight, time="scheduled", disorder="6h"))
+        pipeline.source("flights", KafkaSource(topic, value=Flight, time=EventTime("scheduled", disorder="6h")))
         .key_by(lambda flight: flight.carrier)
         .window(Hopping("6h", every="3h"))
         .aggregate(
@@ -54,7 +53,7 @@ def make(topic: str) -> Pipeline:
 
 def reports() -> Records:
     """The flights of the day in the order in which they are reported."""
-    reported = []
+    reported: list[tuple[datetime, str, dict[str, Any]]] = []
     for row in rows():
         if (row["year"], row["month"], row["day"]) == DAY:
             scheduled = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%S%z") + timedelta(
@@ -72,7 +71,7 @@ def show(servers: str, topic: str, carrier: str) -> None:
     consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
     while (message := consumer.poll(LIMIT_S)) is not None and not message.error():
-        window = msgspec.json.decode(message.value() or b"", type=Windowed)
+        window = msgspec.json.decode(message.value() or b"", type=Windowed[str, dict[str, int]])
         if window.key == carrier:
             of = window.value
             print(

@@ -24,7 +24,7 @@ from exactlyonce.cli.demo.kills import Job, Killer
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.connectors.embedded.progress import told_on
 from exactlyonce.engines.spark.session import require_java
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.errors import ExactlyOnceError
 
 INPUT, OUTPUT, PIPELINE = "flights", "flight-totals", "flights"
 PARTITIONS = 4

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.errors import ExactlyOnceError
 
 MASTER = "local[2]"
 LINES_OF_TROUBLE = 20

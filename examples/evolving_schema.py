@@ -15,15 +15,12 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from exactlyonce import AvroCodec, Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import AvroCodec, KafkaSink, KafkaSource, Pipeline
+from exactlyonce.cli.demo.feeding import create_topics
 
 LIMIT_S = 60
 
@@ -73,13 +70,11 @@ class Shop:
     def __init__(self, servers: str, registry: str, topic: str) -> None:
         self._servers, self._topic, self._registry = servers, topic, SchemaRegistryClient({"url": registry})
         self._shown = 0
-        admin = AdminClient({"bootstrap.servers": servers})
-        for created in admin.create_topics([NewTopic(topic, 1)]).values():
-            created.result(LIMIT_S)
+        create_topics(servers, [topic], 1)
 
     def write(self, schema: dict[str, Any], *orders: dict[str, Any]) -> None:
         """Write *orders* by *schema*, which the serializer registers."""
-        encode = AvroSerializer(self._registry, json.dumps(schema))
+        encode = AvroSerializer(self._registry, json.dumps(schema))  # pyright: ignore[reportCallIssue] - *args in its types
         producer = Producer({"bootstrap.servers": self._servers})
         for order in orders:
             producer.produce(self._topic, encode(order, SerializationContext(self._topic, MessageField.VALUE)))
@@ -94,12 +89,13 @@ class Shop:
         self._shown = len(totals)
 
     def _totals(self) -> Iterator[Any]:
-        topic, decode = f"{self._topic}-totals", AvroDeserializer(self._registry)
+        topic = f"{self._topic}-totals"
+        decode = AvroDeserializer(self._registry)  # pyright: ignore[reportCallIssue] - as above
         settings = {"bootstrap.servers": self._servers, "group.id": "shop", "isolation.level": "read_committed"}
         consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
         partitions = consumer.list_topics(topic, LIMIT_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        unread, values = len(partitions), []
+        unread, values = len(partitions), list[tuple[int, int | None, int | None, bytes | None]]()
         while unread:
             for message in consumer.consume(100, 0.1):
                 if message.error():

@@ -12,9 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from exactlyonce import Emit, Joined, Output, Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import Emit, EventTime, Joined, KafkaSink, KafkaSource, Output, Pipeline
 
 
 class Payment(msgspec.Struct):
@@ -48,12 +46,14 @@ def price(joined: Joined[str, Payment, Rate | None], emit: Emit[Priced]) -> None
 def pipeline(name: str = "exchange") -> Pipeline:
     """Topics NAME-payments and NAME-rates to NAME-priced and NAME-unpriced."""
     pipeline = Pipeline(name)
-    payments = pipeline.source("payments", KafkaSource(f"{name}-payments", value=Payment, time="at", disorder="10s"))
+    payments = pipeline.source(
+        "payments", KafkaSource(f"{name}-payments", value=Payment, time=EventTime("at", disorder="10s"))
+    )
     rates = pipeline.table(
-        "rates", KafkaSource(f"{name}-rates", key=str, value=Rate, metadata=True, time="at", idle="2s")
+        "rates", KafkaSource.records(f"{name}-rates", key=str, value=Rate, time=EventTime("at", idle="2s"))
     )
     priced = payments.key_by(lambda payment: payment.currency).as_of("as-of", rates, keep="1h")
-    euros = priced.process("price", price, outputs=[unpriced])
+    euros = priced.split(price, id="price", outputs=[unpriced])
     euros.sink("priced", KafkaSink(f"{name}-priced"))
     euros.side(unpriced).sink("unpriced", KafkaSink(f"{name}-unpriced"))
     return pipeline

@@ -18,9 +18,8 @@ from pathlib import Path
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
 
-from exactlyonce import Pipeline
+from exactlyonce import KafkaSink, Pipeline
 from exactlyonce.connectors import FileSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 

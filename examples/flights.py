@@ -5,9 +5,7 @@ Each flight gives one update, so that the output shows whether any flight was mi
 
 import msgspec
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
 
 
 class Flight(msgspec.Struct):

@@ -12,9 +12,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from exactlyonce import Emit, Output, Pipeline, Timers
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import Emit, EventTime, KafkaSink, KafkaSource, Output, Pipeline, Timers
 
 SMALL, LARGE = 100, 50_000
 """Cents: at most, and at least."""
@@ -74,7 +72,7 @@ class Detector:
 def pipeline(name: str = "fraud") -> Pipeline:
     """Topic NAME-payments to NAME-alerts, NAME-probes and NAME-late."""
     pipeline = Pipeline(name)
-    source = KafkaSource(f"{name}-payments", value=Payment, time="at", disorder="2s", idle="1m")
+    source = KafkaSource(f"{name}-payments", value=Payment, time=EventTime("at", disorder="2s", idle="1m"))
     payments = pipeline.source("payments", source).key_by(lambda payment: payment.card)
     alerts = payments.process("detector", Detector, outputs=[probes], late=late)
     alerts.sink("alerts", KafkaSink(f"{name}-alerts", key=lambda alert: alert.card))

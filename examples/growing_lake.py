@@ -20,11 +20,9 @@ import duckdb
 import duckdb_ext
 import msgspec
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
+from exactlyonce import KafkaSource, Pipeline
+from exactlyonce.cli.demo.feeding import create_topics
 from exactlyonce.sinks import DeltaSink, IcebergSink
 
 LIMIT_S = 60
@@ -105,9 +103,7 @@ def main() -> None:
     parser.add_argument("--bootstrap-servers", required=True)
     servers = parser.parse_args().bootstrap_servers
     topic = f"orders-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": servers})
-    for created in admin.create_topics([NewTopic(topic, PARTITIONS)]).values():
-        created.result(LIMIT_S)
+    create_topics(servers, [topic], PARTITIONS)
     with tempfile.TemporaryDirectory() as folder:
         run(servers, topic, folder)
 

@@ -19,11 +19,15 @@ import msgspec
 from nexmark_events import Auction, Bid, Person
 
 from exactlyonce import (
+    Aggregate,
     Count,
     CountDistinct,
     Emit,
+    EventTime,
     First,
     Hopping,
+    KafkaSink,
+    KafkaSource,
     Max,
     Mean,
     Min,
@@ -37,8 +41,6 @@ from exactlyonce import (
     Tumbling,
     Windowed,
 )
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LONG = ("-1h", "1h")
 """Longer than the events that are joined lie apart."""
@@ -66,12 +68,14 @@ class Inputs:
 
     @cached_property
     def side(self) -> Table[int, str]:
-        source = KafkaSource(f"{self._pipeline.name}-side", key=int, value=str, metadata=True)
+        source = KafkaSource.records(f"{self._pipeline.name}-side", key=int, value=str)
         return self._pipeline.table("side", source)
 
     def _source(self, of: str, type: Any) -> Stream[Any]:
         topic = f"{self._pipeline.name}-{of}"
-        return self._pipeline.source(of, KafkaSource(topic, value=type, time="at", disorder="4s", ahead=None))
+        return self._pipeline.source(
+            of, KafkaSource(topic, value=type, time=EventTime("at", disorder="4s", ahead=None))
+        )
 
 
 # --- one record at a time -------------------------------------------------------------------------------------------
@@ -334,7 +338,7 @@ def ranked(bid: Bid) -> Iterator[Ranked]:
     yield Ranked(rank(bid), bid)
 
 
-def statistics() -> dict[str, Any]:
+def statistics() -> dict[str, Aggregate[Ranked, Any]]:
     return {
         "bids": Count(),
         "bidders": CountDistinct(lambda ranked: ranked.bid.bidder),

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce import Emit, Output, Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import Emit, KafkaSink, KafkaSource, Output, Pipeline
 
 TRIES_MAX = 5
 
@@ -66,7 +64,7 @@ def pipeline(name: str = "retry", pause: str = "200ms") -> Pipeline:
     pipeline = Pipeline(name)
     retries = pipeline.feedback("retry", Attempt, pause=pause)
     orders = pipeline.source("orders", KafkaSource(f"{name}-orders", value=Order)).map(Attempt)
-    charged = orders.union(retries).process("charge", charge, outputs=[again, given_up])
+    charged = orders.union(retries).split(charge, id="charge", outputs=[again, given_up])
     charged.side(again).feed(retries)
     charged.sink("charged", KafkaSink(f"{name}-charged", key=lambda charged: str(charged.order)))
     charged.side(given_up).sink("given-up", KafkaSink(f"{name}-given-up", key=lambda charged: str(charged.order)))

@@ -17,12 +17,10 @@ from contextlib import closing
 import msgspec
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource, PostgresTableSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
+from exactlyonce.cli.demo.feeding import create_topics
+from exactlyonce.connectors import PostgresTableSource
 
 LIMIT_S = 60
 
@@ -40,7 +38,7 @@ def add(total: int | None, more: Points) -> tuple[int, Points]:
 def make(topic: str = "points") -> Pipeline:
     """The total of each customer, from table `customers` and *topic* to TOPIC-totals."""
     pipeline = Pipeline(f"{topic}-totals")
-    stored = PostgresTableSource[Points]("customers", dsn="env:SHOP_DSN", key="customer", value=Points)
+    stored = PostgresTableSource("customers", dsn="env:SHOP_DSN", key="customer", value=Points)
     table = pipeline.source("stored", stored)
     (
         table.union(pipeline.source("new", KafkaSource(topic, value=Points)))
@@ -63,12 +61,6 @@ def drop() -> None:
         connection.execute("DROP TABLE customers")
 
 
-def create(servers: str, topic: str) -> None:
-    """Create *topic*."""
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(LIMIT_S)
-
-
 def send(servers: str, topic: str, customer: str, points: int) -> None:
     producer = Producer({"bootstrap.servers": servers})
     producer.produce(topic, msgspec.json.encode(Points(customer, points)), customer)
@@ -81,7 +73,7 @@ def show(servers: str, topic: str) -> None:
     settings = {"bootstrap.servers": servers, "group.id": "shop", "isolation.level": "read_committed"}
     with closing(Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})) as consumer:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        totals = {}
+        totals: dict[str, int] = {}
         while (message := consumer.poll(LIMIT_S)) is not None and not message.error():
             total = msgspec.json.decode(message.value() or b"", type=Points)
             totals[total.customer] = total.points
@@ -97,7 +89,7 @@ def main() -> None:
     servers, topic = given.bootstrap_servers, given.topic
     fill()
     try:
-        create(servers, topic)
+        create_topics(servers, [topic], 1)
         pipeline = make(topic)
         for customer in ("ann", "dan"):
             send(servers, topic, customer, 5)

@@ -14,10 +14,8 @@ from datetime import datetime
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
 
-from exactlyonce import Count, Last, Output, Pipeline, Session, Sum
+from exactlyonce import Count, EventTime, KafkaSink, KafkaSource, Last, Output, Pipeline, Session, Sum
 from exactlyonce.cli.demo.feeding import create_topics, feed
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
 
 LIMIT_S = 60
 CLICKS = [
@@ -39,15 +37,21 @@ class Click(msgspec.Struct):
     euros: int
 
 
+class Visit(msgspec.Struct):
+    clicks: int
+    euros: int
+    left: str
+
+
 def make(topic: str) -> Pipeline:
     """TOPIC to TOPIC-visits and TOPIC-late."""
     late = Output("late", Click)
     pipeline = Pipeline(topic)
     visits = (
-        pipeline.source("clicks", KafkaSource(topic, value=Click, time="at", disorder="2m"))
+        pipeline.source("clicks", KafkaSource(topic, value=Click, time=EventTime("at", disorder="2m")))
         .key_by(lambda click: click.user)
         .window(Session("30m"))
-        .aggregate("visits", {"clicks": Count(), "euros": Sum("euros"), "left": Last("page")}, late=late)
+        .aggregate("visits", Visit, clicks=Count(), euros=Sum("euros"), left=Last("page"), late=late)
     )
     visits.sink("out", KafkaSink(f"{topic}-visits", key=lambda visit: visit.key, create_partitions=1))
     visits.side(late).sink("late", KafkaSink(f"{topic}-late", key=lambda click: click.user, create_partitions=1))

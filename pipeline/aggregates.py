@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from inspect import signature
 from math import fsum, isfinite
 from operator import add, attrgetter, itemgetter, pos
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
@@ -619,12 +620,22 @@ def held(record: Any, names: Mapping[str, Any]) -> Accumulator:
     return Accumulator(list[tuple[Place, record]], list[record], hold, merge, in_order, placed=True, name="Records")
 
 
-def several(id: str, accumulators: Mapping[str, Accumulator]) -> Accumulator:
-    """All of *accumulators* at once: the result is a record of a class named after *id*, with a field for each."""
-    name = "".join(part[:1].upper() + part[1:] for part in id.replace("_", "-").split("-"))
-    class_ = msgspec.defstruct(
-        name, [(field, accumulator.value) for field, accumulator in accumulators.items()], frozen=True
-    )
+def several(
+    id: str, class_: Any, aggregates: Mapping[str, Aggregate[Any, Any]], record: Any, names: Mapping[str, Any]
+) -> Accumulator:
+    """All of *aggregates* at once, by their fields: the result is one of *class_*, the user's, or, if that is None, a
+    record of a class named after *id*. The state is the same."""
+    for field, part in aggregates.items():
+        if not isinstance(part, Aggregate) or not str(field).isidentifier():
+            raise Misuse(f"the aggregate {field!r}: {part!r} must be a field's name with an aggregate, as Count()")
+    accumulators = {field: part.named(record, names) for field, part in aggregates.items()}
+    values = {field: accumulator.value for field, accumulator in accumulators.items()}
+    if class_ is None:
+        name = "".join(part[:1].upper() + part[1:] for part in id.replace("_", "-").split("-"))
+        class_ = msgspec.defstruct(name, list(values.items()), frozen=True)
+    else:
+        _check_fields(class_, values)
+    fields = list(values)
     parts = list(accumulators.values())
     placed = any(part.placed for part in parts)
     adds = [part.add if part.placed or not placed else _unplaced(part.add) for part in parts]
@@ -641,9 +652,66 @@ def several(id: str, accumulators: Mapping[str, Accumulator]) -> Accumulator:
         class_,
         add,
         lambda one, other: tuple([merge(*both) for merge, *both in zip(merges, one, other, strict=True)]),
-        lambda state: class_(*[result(part) for result, part in zip(results, state, strict=True)]),
+        lambda state: class_(
+            **{field: result(part) for field, result, part in zip(fields, results, state, strict=True)}
+        ),
         placed=placed,
         name=",".join(f"{field}:{part.name}" for field, part in accumulators.items()),
+    )
+
+
+_OPTIONS = ("id", "aggregate", "late", "lateness", "early")
+
+
+def _check_fields(class_: Any, values: Mapping[str, Any]) -> None:
+    """Raise `Misuse` unless the fields of *class_* can hold *values*, types by field."""
+    name = schema.type_name(class_)
+    try:
+        info = inspect.type_info(class_) if isinstance(class_, type) else None
+    except (TypeError, NameError) as error:
+        raise Misuse(f"{name} cannot be encoded: {error}") from None
+    known = {field.name: field for field in getattr(info, "fields", ())}
+    if not known:
+        raise Misuse(
+            f'expected an aggregate, as Count(), {{"name": Count(), ...}}, or a class with a field for each, as a '
+            f"dataclass, got {name}"
+        )
+    if taken := [field for field in known if field in _OPTIONS]:
+        raise Misuse(f"{name}.{taken[0]} has the name of an option of aggregate(): rename the field")
+    if missing := [field.name for field in known.values() if field.required and field.name not in values]:
+        raise Misuse(f"{name} needs {', '.join(missing)}: give an aggregate for each field, as {missing[0]}=Count()")
+    if foreign := [field for field in values if field not in known]:
+        raise Misuse(f"{name} has no field {foreign[0]!r}: its fields are {', '.join(known)}")
+    types = _types_of(class_)
+    for field, given in values.items():
+        if not _holds(declared := types.get(field, UNKNOWN), given):
+            raise Misuse(
+                f"{name}.{field} is {schema.type_name(declared)}, and its aggregate gives {schema.type_name(given)}: "
+                f"declare the field so, or give an aggregate of a function that returns {schema.type_name(declared)}"
+            )
+    try:
+        signature(class_).bind(**values)
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"{name} cannot be made of its fields by name: {error}") from None
+
+
+def _types_of(class_: Any) -> dict[str, Any]:
+    """The types of the fields of *class_* that are known, without their constraints."""
+    try:
+        return {name: hints.known(type_) for name, type_ in typing.get_type_hints(class_).items()}
+    except (TypeError, NameError):  # of a class that refers to names of a function, say
+        return {}
+
+
+def _holds(declared: Any, given: Any) -> bool:
+    """Whether values of type *given* may be in a field of type *declared*, by the rules of type checkers."""
+    if UNKNOWN in (declared, given):
+        return True
+    taken = {*hints.members(declared)} | ({int} if float in hints.members(declared) else set())
+    classes = tuple(member for member in taken if isinstance(member, type) and typing.get_origin(member) is None)
+    return all(
+        member in taken or (isinstance(of := typing.get_origin(member) or member, type) and issubclass(of, classes))
+        for member in hints.members(given)
     )
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.pipeline.durations import duration_ms, duration_problems
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.output import Emit
@@ -24,7 +24,7 @@ class Batches(Handling):
     """How records are gathered."""
 
     count: int | Any
-    timeout: str | None = None
+    timeout: Duration | None = None
 
     @property
     def problems(self) -> list[str]:

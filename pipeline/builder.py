@@ -10,7 +10,7 @@ from exactlyonce.pipeline import functions, hints, schema
 from exactlyonce.pipeline.aggregates import Accumulator, Misuse
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.expiry import Expiry, entry_type
 from exactlyonce.pipeline.functions import Function
@@ -83,7 +83,7 @@ class Builder:
         if id is None:
             node_id = self._derived(f"{kind.value}-after-{anchor}")
         else:
-            node_id = anchor = self._claimed(id)
+            node_id = anchor = self._claimed(id, kind)
         fn, factory = (function.call, function.factory) if function else (None, False)
         self._anchors[node_id] = anchor
         target = on_error if isinstance(on_error, DeadLetterTarget) else None
@@ -119,7 +119,7 @@ class Builder:
         if changelog is None:
             self.problem(
                 f"a table needs a source of messages with their keys, as "
-                f'KafkaSource("customers", key=str, value=Customer, metadata=True), got {source!r:.200}'
+                f'KafkaSource.records("customers", key=str, value=Customer), got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
         function = Function(call=key_of_message, name="the key of its messages")
@@ -146,13 +146,13 @@ class Builder:
 
         function = Function(call=route, name="topic=")
         sides = {output.name: type_ for output in outputs.values()}
-        router = self.add(Kind.PROCESS, id, (origin,), function, on_error, type=type_, outputs=sides)
+        router = self.add(Kind.SPLIT, id, (origin,), function, on_error, type=type_, outputs=sides)
         for topic, sink in routes.sinks.items():
             output = outputs.get(topic)
             routed = router if output is None else Input(router.node, output.name)
             self.add_sink(f"{id}-{as_name(topic)}", routed, sink, on_error)
 
-    def add_loop(self, id: str, type_: Any, pause: str) -> Input:
+    def add_loop(self, id: str, type_: Any, pause: Duration) -> Input:
         """Add a feedback node; `feed` sets its input."""
         pause_ms = 0
         try:
@@ -252,7 +252,7 @@ class Builder:
 
     def join(
         self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
-        late_right: Output[Any] | None, ttl: str | None = None,
+        late_right: Output[Any] | None, ttl: Duration | None = None,
     ) -> Input:  # fmt: skip
         """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
         inputs, key = self.both(kind, left, right)
@@ -358,11 +358,16 @@ class Builder:
             number += 1
         return node_id
 
-    def _claimed(self, id: str) -> str:
+    def _claimed(self, id: str, kind: Kind) -> str:
+        """*id*, for a node of *kind*; or another that is free, with a problem."""
         if problem := name_problem(id):
             self.problem(f"id {problem}")
             return self._derived(str(id))
         if (first := self._nodes.get(id)) is None:
             return id
-        self.problem(f"id {id!r} is taken at {first.location}: give it another")
-        return self._derived(id)
+        free = self._derived(f"{id}-{'out' if kind is Kind.SINK else 'in' if kind is Kind.SOURCE else kind.value}")
+        self.problem(
+            f"id {id!r} of this {kind.value} is that of the {first.kind.value} at {first.location}, and each of a "
+            f"pipeline has its own: {free!r} is free"
+        )
+        return free

@@ -1,41 +1,75 @@
-"""Durations in text: "500ms", "1.5s", "10m", "1h", "2d" or "1w"."""
+"""Durations: "500ms", "1.5s", "10m", "1h", "2d" or "1w", or a `timedelta`."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from datetime import timedelta
 from fractions import Fraction
+from typing import Any
 
 from exactlyonce.pipeline.errors import ConfigError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\Z")
+Duration = str | timedelta
+"""A text as "5s", or a `timedelta` of whole milliseconds."""
+
+_MILLISECOND = timedelta(milliseconds=1)
+_DURATION = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\Z")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
-def duration_ms(text: str | int, name: str = "duration") -> int:
-    """Milliseconds of a duration.
+def duration_ms(duration: Duration, name: str = "duration") -> int:
+    """Milliseconds of a duration, which is not negative.
 
-    >>> duration_ms("1.5s")
-    1500
+    >>> duration_ms("1.5s"), duration_ms(timedelta(seconds=1.5))
+    (1500, 1500)
     """
-    match = _DURATION.match(str(text).strip())
-    if match is None:
-        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m, 1h, 2d or 1w.")
-    milliseconds = Fraction(match[1]) * _UNIT_MS[match[2]]
+    if isinstance(duration, timedelta):
+        milliseconds = Fraction(duration // timedelta.resolution, 1_000)
+    elif isinstance(duration, str) and (match := _DURATION.match(duration.strip())):
+        milliseconds = Fraction(match[1]) * _UNIT_MS[match[2]]
+    elif isinstance(duration, int) and not isinstance(duration, bool):
+        raise ConfigError(
+            f'{name} is {duration}, without a unit: write "{duration}s", or timedelta(seconds={duration}) in Python.'
+        )
+    else:
+        raise ConfigError(
+            f"{name} is {duration!r}: write a number with a unit, as 500ms, 1.5s, 10m, 1h, 2d or 1w, or a timedelta."
+        )
+    if milliseconds < 0:
+        raise ConfigError(f"{name} is {duration!r}: it must not be negative.")
     if milliseconds.denominator > 1:
-        raise ConfigError(f"{name} is {text!r}: the smallest unit is 1ms.")
+        raise ConfigError(f"{name} is {duration!r}: the smallest unit is 1ms.")
     return int(milliseconds)
 
 
-def duration_problems(text: str | int, name: str, *, least_ms: int = 1) -> list[str]:
-    """The mistake in *text*, the duration of argument *name*, with its remedy; *least_ms* is 0 or 1.
+def duration_problems(duration: Duration, name: str, *, least_ms: int = 1) -> list[str]:
+    """The mistake in *duration*, of the argument *name*, with its remedy; *least_ms* is 0 or 1.
 
     >>> duration_problems("7d", "ttl"), duration_problems("0s", "ttl")
     ([], ['ttl= must be above 0'])
     """
     try:
-        return [] if duration_ms(text, name) >= least_ms else [f"{name}= must be above 0"]
+        return [] if duration_ms(duration, name) >= least_ms else [f"{name}= must be above 0"]
     except ConfigError as error:
         return [str(error).removesuffix(".")]
+
+
+def as_text(duration: Any) -> Any:
+    """*duration* as text, if it is a `timedelta` of whole milliseconds; else as it is.
+
+    >>> as_text(timedelta(minutes=5)), as_text(timedelta(minutes=-5)), as_text("5m")
+    ('5m', '-5m', '5m')
+    """
+    if not isinstance(duration, timedelta) or duration % _MILLISECOND:
+        return duration
+    return "-" * (duration < timedelta(0)) + written_duration(abs(duration) // _MILLISECOND)
+
+
+def write_durations(holder: Any) -> None:
+    """Write each `timedelta` of *holder*, a dataclass, as text: equal ones are equal then, in descriptions, too."""
+    for field in dataclasses.fields(holder):
+        object.__setattr__(holder, field.name, as_text(getattr(holder, field.name)))
 
 
 def shown_duration(milliseconds: int) -> str:

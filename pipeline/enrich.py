@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from exactlyonce.pipeline.durations import duration_ms, duration_problems
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sizes import is_count
 
@@ -32,9 +32,12 @@ class Calls:
     """The most records of a call."""
     in_flight: int
     """The most records of all calls at a time, in each subtask."""
-    timeout: str
+    timeout: Duration
     retries: int
     """The further attempts of a call that fails."""
+
+    def __post_init__(self) -> None:
+        write_durations(self)
 
     @property
     def timeout_s(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
-from exactlyonce.pipeline.durations import duration_ms, duration_problems
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState, parameter_type
@@ -33,7 +33,7 @@ class Expiry(Timed):
     which no record finds it.
     """
 
-    ttl: str | Any
+    ttl: Duration | Any
     by_key = True
 
     @property

@@ -20,6 +20,7 @@ from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.enrich import Calls
+from exactlyonce.pipeline.extras import SINKS, SOURCES, announcement
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Lookup
 from exactlyonce.pipeline.sink import Sink
@@ -46,7 +47,7 @@ class Kind(str, Enum):
     """(state | None, record) -> (new state | None, iterable of outputs)"""
     REDUCE = "reduce"
     """(reduced, record) -> reduced; the first record of a key is its first state; every new state is an output"""
-    PROCESS = "process"
+    SPLIT = "split"
     """(record, emit) -> None, where emit(value) or emit(value, output) gives an output"""
     WINDOW = "window"
     """Its accumulator takes the records of each window; what comes out is `Windowed`, or what a function makes of it:
@@ -80,7 +81,7 @@ class Kind(str, Enum):
 JOINS = frozenset({Kind.JOIN, Kind.AS_OF, Kind.LOOKUP})
 SIDED_KINDS = frozenset(
     {
-        Kind.PROCESS,
+        Kind.SPLIT,
         Kind.STATEFUL_MAP,
         Kind.STATEFUL_FLAT_MAP,
         Kind.WINDOW,
@@ -142,6 +143,8 @@ class Node:
     sink: Sink[Any] | None = None
     partitioned: bool = False
     """On KEY_BY: records of one key are in one partition of the source, so nothing is shuffled."""
+    partitioner: str | None = None
+    """The partitioner by which they are there; None: the default one."""
     pause_ms: int = 0
     """On FEEDBACK: the pause of a record before it comes round."""
     dead_letters: DeadLetterTarget | None = None
@@ -314,13 +317,14 @@ class LogicalGraph:
     def _describe(self, node: Node) -> dict[str, Any]:
         described: dict[str, Any] = {
             "id": node.id,
-            "kind": node.kind.value,
+            "kind": "process" if node.kind is Kind.SPLIT else node.kind.value,  # its name in checkpoints
             "inputs": [[read.node, read.output] for read in node.inputs],
         }
         if node.kind is Kind.FEEDBACK:
             described["record"] = wire.describe(node.type)
         if node.kind is Kind.KEY_BY:
             described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
+            described |= {"partitioner": node.partitioner} if node.partitioner is not None else {}
         if node.stateful:
             described["state"] = node.kept.layout
             described |= {"timed": node.timed.describe()} if node.timed is not None else {}
@@ -348,9 +352,9 @@ class LogicalGraph:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
         line += ", ".join(f"{self._arrow(node, port)} {_written(read)}" for port, read in enumerate(node.inputs))
         if node.source:
-            line += f"{type(node.source).__name__} {node.source.place}".rstrip()
+            line += _described(SOURCES, type(node.source), node.source.place)
         if node.sink:
-            line += f" {type(node.sink).__name__} {node.sink.shown}".rstrip()
+            line += f" {_described(SINKS, type(node.sink), node.sink.shown)}"
         if node.sink and node.sink.delivery != EXACTLY_ONCE:
             line += f"  {node.sink.delivery}"
         if node.pause_ms:
@@ -369,6 +373,12 @@ class LogicalGraph:
         if node.kind is Kind.FEEDBACK:
             return "<~"
         return "<=" if KeyedEdge(node.inputs[port].node, node.id, port) in self.shuffles else "<-"
+
+
+def _described(group: str, type_: type, shown: str) -> str:
+    """A source or sink: its class, what it reads or writes, and the package it is from, if that is another."""
+    name = announcement(group, type_)
+    return f"{type_.__name__} {shown}".rstrip() + (f"  ({name})" if name else "")
 
 
 def _written(read: Input) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import msgspec
 
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.durations import duration_ms, duration_problems
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Window, Windowed, kept_state, window_problems
@@ -61,17 +61,18 @@ def _versions(record: Any, *, changelog: bool) -> Any:
     return hints.without_none(args[0]) if args else hints.UNKNOWN
 
 
-def _signed_ms(text: str) -> int:
-    text = str(text).strip()
-    return -duration_ms(text[1:], "within=") if text.startswith("-") else duration_ms(text, "within=")
+def _signed_ms(bound: Duration) -> int:
+    if isinstance(bound, str) and bound.strip().startswith("-"):
+        return -duration_ms(bound.strip()[1:], "within=")
+    return duration_ms(bound, "within=")
 
 
 @dataclass(frozen=True)
 class IntervalJoin(Timed):
     """A left record at time t belongs to the right ones from t + *earliest* to t + *latest*, both inclusive."""
 
-    earliest: str
-    latest: str
+    earliest: Duration
+    latest: Duration
     how: str = "inner"
     by_key = True
 
@@ -158,7 +159,7 @@ class WindowJoin(Timed):
 class AsOf(Timed):
     """A left record belongs to the newest version of its key at or before its time."""
 
-    keep: str = "0s"
+    keep: Duration = "0s"
     how: str = "left"
     changelog: bool = False
     """Whether the versions are values of `Record`, as in a table."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ import msgspec
 from exactlyonce.pipeline import hints, schema
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError, UserError
 from exactlyonce.pipeline.location import caller, raised_at
+from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.stream import Pipeline
 
 Reference = dict[str, object]
@@ -77,7 +77,7 @@ def _folder_of(module: ModuleType) -> Path:
 
 
 def load_reference(reference: Mapping[str, Any]) -> Pipeline:
-    """The pipeline of a reference of `load` or `run`, here or in another process."""
+    """The pipeline of a reference of `load` or `inline`, here or in another process."""
     if (number := reference.get("here")) is not None:
         if number in _here:
             return _here[number]
@@ -86,8 +86,8 @@ def load_reference(reference: Mapping[str, Any]) -> Pipeline:
     found = import_module(module, str(reference["path"]))
     if not hasattr(found, attribute):
         names = _pipelines(vars(found))
-        near = get_close_matches(attribute, names, 1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        near = nearest(attribute, names)
+        meant = f" (did you mean {near!r}?)" if near else ""
         there = ", ".join(names) or "none"
         raise ConfigError(
             f"module {module!r} has no {attribute!r}{meant}; its pipelines, and functions that return one: {there}"
@@ -95,20 +95,26 @@ def load_reference(reference: Mapping[str, Any]) -> Pipeline:
     return _made(f"{module}:{attribute}", getattr(found, attribute), reference["params"])
 
 
-def run(pipeline: Pipeline, engine: str, options: Mapping[str, Any]) -> Any:
-    """Run *pipeline* on an engine, which is found by its entry point."""
-    refuse_while_importing()
-    from importlib.metadata import entry_points  # a worker starts faster without it
+def inline(pipeline: Pipeline) -> Loaded:
+    """*pipeline*, for this process alone."""
+    _here[id(pipeline)] = pipeline
+    return Loaded(pipeline, {"here": id(pipeline)})
 
-    engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
-    if engine not in engines:
-        raise ConfigError(f"there is no engine {engine!r}; installed: {', '.join(sorted(engines)) or 'none'}")
-    if options.get("inline"):
-        _here[id(pipeline)] = pipeline
-        loaded = Loaded(pipeline, {"here": id(pipeline)})
-    else:
-        loaded = importable(pipeline)
-    return engines[engine].load()(loaded, **options)
+
+def resolved(pipeline: Pipeline | str, params: Mapping[str, str] | None = None) -> Loaded:
+    """The pipeline that a program gives, or names as `load` reads it; *params* are for a named function."""
+    if not isinstance(pipeline, Pipeline | str):
+        raise ConfigError(f"{pipeline!r:.100} is no pipeline: give one, or its name as 'module:attribute'.")
+    if params is not None and not all(isinstance(text, str) for pair in dict(params).items() for text in pair):
+        raise ConfigError(f"params={params!r:.200} must be a dict of texts, as for --param.")
+    if isinstance(pipeline, str):
+        return load(pipeline, params)
+    if params:
+        raise ConfigError(
+            f"params= are for a function that is named as 'module:function', and this is the pipeline "
+            f"{pipeline.name!r}: leave them out."
+        )
+    return importable(pipeline)
 
 
 def refuse_while_importing() -> None:

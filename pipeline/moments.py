@@ -19,15 +19,18 @@ _MS = timedelta(milliseconds=1)
 
 
 def moment_of(text: str) -> datetime | None:
-    """A moment in ISO 8601; None for other text. `ConfigError` without a time zone.
+    """A moment in ISO 8601, or the beginning of a day in UTC; None for other text. `ConfigError` for a time without a
+    time zone.
 
-    >>> moment_of("2026-11-01T00:00:00Z")
-    datetime.datetime(2026, 11, 1, 0, 0, tzinfo=datetime.timezone.utc)
+    >>> moment_of("2026-11-01T00:00:00Z") == moment_of("2026-11-01")
+    True
     """
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         return None
+    if len(text) == len("2026-11-01"):
+        return moment.replace(tzinfo=timezone.utc)
     if moment.tzinfo is None:
         raise ConfigError(f"{text!r} has no time zone: append Z for UTC, or an offset as +01:00.")
     return moment

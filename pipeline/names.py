@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 NAME_LENGTH_MAX = 100
 """The limit for pipelines and operators. Topic names end at 249, and `<pipeline>.checkpoints` is one."""
@@ -69,3 +70,21 @@ def setting(name: str) -> str:
     """
     option = name.replace("_", "-")
     return name if option == name else f"{name} (--{option})"
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of *names* that is most like *name*, if one is.
+
+    >>> nearest("paralelism", ["parallelism", "until"]), nearest("colour", ["parallelism", "until"])
+    ('parallelism', None)
+    """
+    return next(iter(get_close_matches(name, [*names], 1)), None)
+
+
+def group_named(text: str) -> str | None:
+    """The consumer group at whose offsets something begins or ends; None: *text* names none.
+
+    >>> group_named("group:legacy-app"), group_named("latest"), group_named("group:")
+    ('legacy-app', None, None)
+    """
+    return (text.removeprefix("group:") or None) if text.startswith("group:") else None

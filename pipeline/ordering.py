@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
-from exactlyonce.pipeline.durations import duration_ms, duration_problems
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.expiry import shared_slot
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.timed import Timed
@@ -39,7 +39,7 @@ class Deduplicate(Timed):
     A slot is the time of held records, or an end of the time after a record that was given: these share slots.
     """
 
-    within: str
+    within: Duration
     order: Order | Any = "time"
     by_key = True
 

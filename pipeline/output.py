@@ -17,7 +17,7 @@ U_contra = TypeVar("U_contra", contravariant=True)
 class Output(Generic[T]):
     """A side output: declared by ``outputs=[late]`` of an operator, fed by ``emit(value, late)``.
 
-    ``stream.side(late)`` is its stream. `process`, `stateful_map` and `stateful_flat_map` have side outputs.
+    ``stream.side(late)`` is its stream. `split`, `stateful_map` and `stateful_flat_map` have side outputs.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Output(Generic[T]):
 
 
 class Emit(Protocol[U_contra]):
-    """The `emit` of a `process` function: emits a value to the main output or to a side output."""
+    """The `emit` of a `split` function: emits a value to the main output or to a side output."""
 
     @overload
     def __call__(self, value: U_contra) -> None: ...

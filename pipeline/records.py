@@ -1,4 +1,4 @@
-"""A value with its key and place: the record of a source with ``metadata=True``, which a Kafka sink also takes."""
+"""A value with its key and place: the record of ``KafkaSource.records(...)``, which a Kafka sink also takes."""
 
 from __future__ import annotations
 

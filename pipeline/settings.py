@@ -7,7 +7,8 @@ docs/settings.md follow from it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args
@@ -22,6 +23,7 @@ from exactlyonce.pipeline.sizes import byte_count, written_size
 DURATION, COUNT, SIZE, SHARE = "duration", "count", "size", "share"
 FLAG, CHOICE, TEXT, OTHER = "flag", "choice", "text", "other"
 """The form of a value: "500ms", 3, "512mb", 0.5; true, one of some words, any text, or one of its reader."""
+_TYPES = {DURATION: "Duration", COUNT: "int", SIZE: "Size", SHARE: "float", FLAG: "bool", TEXT: "str"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Setting:
     """Whether a settings file may have it."""
     metavar: str = ""
     """The value's placeholder in the help; empty: a word for its kind."""
+    type: str = ""
+    """The type of a value of `OTHER` in Python."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +76,33 @@ class Declared:
         return self.keyword.replace("_", "-")
 
     @property
+    def type(self) -> str:
+        """The type of its keyword argument."""
+        setting = self.setting
+        if setting.kind == CHOICE:
+            return f"Literal[{', '.join(json.dumps(choice) for choice in setting.choices)}]"
+        return setting.type or _TYPES[setting.kind]
+
+    @property
     def named(self) -> str:
         return setting_named(self.keyword)
 
     @property
     def default_text(self) -> str:
         """The default as in a settings file."""
-        kind, value = self.setting.kind, self.default
-        if self.setting.default:
-            return self.setting.default
+        return self.setting.default or self.written(self.default)
+
+    def written(self, value: Any) -> str:
+        """The field's *value* as in a settings file."""
+        kind = self.setting.kind
         if kind == FLAG:
             return "on" if value else "off"
         if value is None:
             return "none"
+        if isinstance(value, Mapping):
+            return ", ".join(f"{name}={other}" for name, other in value.items())
+        if isinstance(value, tuple):
+            return ", ".join(map(str, value))
         return written_duration(value) if kind == DURATION else written_size(value) if kind == SIZE else str(value)
 
     def read(self, value: Any) -> Any:

@@ -6,20 +6,38 @@ import re
 
 from exactlyonce.pipeline.errors import ConfigError
 
+Size = str | int
+"""A text as "512mb", or a number of bytes."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kb|mb|gb|tb|)\Z")
 _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
-def byte_count(text: str | int, name: str = "size") -> int:
+def byte_count(size: Size, name: str = "size") -> int:
     """Bytes of a size.
 
     >>> byte_count("1.5kb")
     1536
     """
-    match = _SIZE.match(str(text).strip().lower())
+    is_size = isinstance(size, str | int) and not isinstance(size, bool)
+    match = _SIZE.match(str(size).strip().lower()) if is_size else None
     if match is None:
-        raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 64kb, 512mb or 2gb.")
+        raise ConfigError(f"{name} is {size!r}: write a number with a unit, as 64kb, 512mb or 2gb, or of bytes.")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def size_problems(size: Size, name: str, *, least: int = 1) -> list[str]:
+    """The mistake in *size*, of the argument *name*, with its remedy; it has *least* bytes at least.
+
+    >>> size_problems("128mb", "roll_bytes"), size_problems(0, "roll_bytes")
+    ([], ['roll_bytes=0 must be 1b or more: "128mb", or a number of bytes'])
+    """
+    try:
+        if byte_count(size, name) >= least:
+            return []
+    except ConfigError as error:
+        return [str(error).removesuffix(".")]
+    return [f'{name}={size!r} must be {written_size(least)} or more: "128mb", or a number of bytes']
 
 
 def written_size(count: int) -> str:

@@ -2,43 +2,69 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from operator import attrgetter, itemgetter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
-from msgspec import inspect
+import msgspec
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
+from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN, members, without_none
+from exactlyonce.pipeline.location import caller, location
 
 T_co = TypeVar("T_co", covariant=True)
-
-DISORDER, IDLE, AHEAD = "0s", "1m", "1h"
-"""The defaults of what a source says about event time."""
-
-TimeOf = str | Callable[[Any], Any]
-"""The name of a field, or a function of a record that gives its time: ms since 1970, or an aware datetime."""
+T_contra = TypeVar("T_contra", contravariant=True)
+AHEAD = "1h"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventTime:
-    """The event time of a source's records: *time* of each, in any order within *disorder* in its split."""
+@dataclass(frozen=True)
+class EventTime(Generic[T_contra]):
+    """The event time of a source's records: ``EventTime("at", disorder="5s")``.
 
-    time: Callable[[Any], Any]
-    """Gives ms since 1970 or an aware datetime."""
-    disorder: str
-    idle: str | None
-    """A split without new records for so long does not hold back others; None: it always does."""
-    ahead: str | None
-    """How far a time may lie after the timestamp of the record's message; None: any."""
-    on_error: OnError
-    """The treatment of a record without a usable time."""
+    - *at*: the time of a record, in ms since 1970 or as an aware datetime: the name of a field of its value, or a
+      function of the record.
+    - *disorder*: how far a record may lie behind the latest one of its partition before it is late.
+    - *idle*: the time without new records after which a partition holds back no others; None: it always does.
+    - *ahead*: how far a time may lie after the timestamp of its Kafka message; None: any. A record beyond it has no
+      usable time, for it would make all others late. Records that are no messages have no such limit.
+    - *on_error* for a record without a usable time: "fail", "skip" or ``DeadLetters("topic")``.
+    """
+
+    at: str | Callable[[T_contra], Any]
+    _: KW_ONLY
+    disorder: Duration = "0s"
+    idle: Duration | None = "1m"
+    ahead: Duration | None = AHEAD
+    on_error: OnError = "fail"
+
+    if TYPE_CHECKING:  # the name of a field fits any record
+
+        @overload
+        def __init__(
+            self: EventTime[object], at: str, *, disorder: Duration = ..., idle: Duration | None = ...,
+            ahead: Duration | None = ..., on_error: OnError = ...,
+        ) -> None: ...  # fmt: skip
+        @overload
+        def __init__(
+            self, at: Callable[[T_contra], Any], *, disorder: Duration = ..., idle: Duration | None = ...,
+            ahead: Duration | None = ..., on_error: OnError = ...,
+        ) -> None: ...  # fmt: skip
+        def __init__(self, at: Any, **settings: Any) -> None: ...
+
+    def __post_init__(self) -> None:
+        write_durations(self)
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """Gives the time of a record."""
+        return attrgetter(self.at) if isinstance(self.at, str) else self.at
 
     @property
     def disorder_ms(self) -> int:
@@ -52,6 +78,23 @@ class EventTime:
     def ahead_ms(self) -> int | None:
         return None if self.ahead is None else duration_ms(self.ahead)
 
+    def problems(self, type_: Any) -> Iterator[str]:
+        """The mistakes, each with its remedy; *type_* has the field that *at* may name."""
+        if isinstance(self.at, str):
+            yield from _field_problems(self.at, type_)
+        elif not callable(self.at):
+            yield f"time={self.at!r} must be the name of a field, a function of a record, or EventTime(...)"
+        for name, duration in (("disorder", self.disorder), ("idle", self.idle), ("ahead", self.ahead)):
+            if duration is not None:
+                yield from duration_problems(duration, name, least_ms=0)
+
+
+TimeOf: TypeAlias = str | Callable[[T_contra], Any] | EventTime[T_contra]
+"""An `EventTime`, or only its *at*."""
+
+_MOVED = {"time": "at", "disorder": "disorder", "idle": "idle", "ahead": "ahead", "on_time_error": "on_error"}
+"""The arguments that sources had, and what they are of `EventTime`."""
+
 
 class Source(ABC, Generic[T_co]):
     """The origin of records."""
@@ -60,33 +103,48 @@ class Source(ABC, Generic[T_co]):
     """The consumer group at whose offsets it begins, if any."""
     on_error: OnError = "fail"
     """The treatment of a record that does not decode."""
-    time: TimeOf | None = None
-    """The event time of a record; None: it has none. The next ones are about it."""
-    disorder: str = DISORDER
-    """How far a record may lie behind the latest one of its split before it is late."""
-    idle: str | None = IDLE
-    """The time without new records after which a split holds back no others; None: it always does."""
-    ahead: str | None = None
-    """How far a time may lie after the timestamp of the record's message; None: any."""
-    on_time_error: OnError = "fail"
-    """The treatment of a record without a usable time."""
+    time: TimeOf[Any] | None = None
+    """The event time of a record; None: it has none."""
+    metadata: bool = False
+    """Whether it gives `Record`, whose values are of `timed_type`."""
+
+    if not TYPE_CHECKING:  # a subclass says what its arguments are
+
+        def __new__(cls, *_: Any, **arguments: Any) -> Source[Any]:
+            """Raises `GraphError` where *arguments* are those of an earlier version."""
+            taken = (_MOVED.keys() - {"time"}) & arguments.keys()
+            if taken and not taken <= set(inspect.signature(cls).parameters):
+                moved = ((new, arguments[old]) for old, new in _MOVED.items() if old in arguments)
+                given = ", ".join(
+                    f"{new}={value!r}" if isinstance(value, str) else f"{new}=..." for new, value in moved
+                )
+                raise GraphError(
+                    f"{location(caller())}: {cls.__name__}: {', '.join(f'{old}=' for old in sorted(taken))} "
+                    f"belong to time= now: time=EventTime({given.removeprefix('at=')})"
+                )
+            placed = {"metadata", "key"} & arguments.keys()
+            if placed and hasattr(cls, "records") and not placed <= set(inspect.signature(cls).parameters):
+                given = ", key=..." if "key" in placed else ""
+                raise GraphError(
+                    f"{location(caller())}: {cls.__name__} gives values alone: for `Record`, with key and place, write "
+                    f"{cls.__name__}.records(..., value=...{given}), without metadata="
+                )
+            return super().__new__(cls)
 
     @property
-    def event_time(self) -> EventTime | None:
-        """The event time of its records, if they have one."""
-        if self.time is None:
-            return None
-        return EventTime(
-            time=self.time_function(self.time),
-            disorder=self.disorder,
-            idle=self.idle,
-            ahead=self.ahead,
-            on_error=self.on_time_error,
-        )
+    def event_time(self) -> EventTime[Any] | None:
+        """The event time of its records, by a function, if they have one."""
+        event_time = self._given_time
+        return None if event_time is None else replace(event_time, at=self.time_function(event_time.at))
 
-    def time_function(self, time: TimeOf) -> Callable[[Any], Any]:
-        """The function that gives the time of a record."""
-        return time_of(time, self.type)
+    @property
+    def _given_time(self) -> EventTime[Any] | None:
+        return self.time if self.time is None or isinstance(self.time, EventTime) else EventTime(self.time)
+
+    def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The function that gives the time of a record; see `EventTime.at`."""
+        of_value = time_of(at, self.timed_type)
+        return (lambda record: of_value(record.value)) if self.metadata and isinstance(at, str) else of_value
 
     @property
     def timed_type(self) -> Any:
@@ -96,7 +154,11 @@ class Source(ABC, Generic[T_co]):
     @property
     def dead_letters(self) -> DeadLetterTarget | None:
         """The target of records that it cannot use, if there is one."""
-        return next((on for on in (self.on_error, self.on_time_error) if isinstance(on, DeadLetterTarget)), None)
+        return next((on for on in self._on_errors().values() if isinstance(on, DeadLetterTarget)), None)
+
+    def _on_errors(self) -> dict[str, OnError]:
+        event_time = self._given_time
+        return {"on_error": self.on_error} | ({"EventTime: on_error": event_time.on_error} if event_time else {})
 
     @property
     @abstractmethod
@@ -138,12 +200,13 @@ class Source(ABC, Generic[T_co]):
 
     def problems(self) -> Iterator[str]:
         """The mistakes in this description, each with its remedy."""
-        for name, on_error in (("on_error", self.on_error), ("on_time_error", self.on_time_error)):
+        for name, on_error in self._on_errors().items():
             if not isinstance(on_error, DeadLetterTarget) and on_error not in ("fail", "skip"):
                 yield f'{name}={on_error!r} must be "fail", "skip" or DeadLetters("topic")'
-        if isinstance(self.on_time_error, DeadLetterTarget) and self.dead_letters != self.on_time_error:
-            yield "on_error= and on_time_error= have different dead letters, and a source has one topic for both"
-        yield from time_problems(self.time, self.timed_type, disorder=self.disorder, idle=self.idle, ahead=self.ahead)
+        if any(isinstance(on, DeadLetterTarget) and on != self.dead_letters for on in self._on_errors().values()):
+            yield "on_error= and that of EventTime have different dead letters, and a source has one topic for both"
+        if (event_time := self._given_time) is not None:
+            yield from event_time.problems(self.timed_type)
 
     def check_services(self) -> None:
         """Ask the services that its codecs use, such as a schema registry, before anything is read or written.
@@ -153,18 +216,17 @@ class Source(ABC, Generic[T_co]):
 
     def describe_time(self) -> dict[str, Any]:
         """The part of `describe` that is about event time; {} without one."""
-        return {} if self.time is None else {"time": True, "disorder": self.disorder}
+        event_time = self._given_time
+        return {} if event_time is None else {"time": True, "disorder": event_time.disorder}
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The identity of the source, as JSON values: part of the graph's fingerprint and of manifests."""
 
 
-def time_of(time: TimeOf, type_: Any) -> Callable[[Any], Any]:
+def time_of(at: str | Callable[[Any], Any], type_: Any) -> Callable[[Any], Any]:
     """The function that gives the time of a record of *type_*."""
-    if not isinstance(time, str):
-        return time
-    return itemgetter(time) if _is_mapping(type_) else attrgetter(time)
+    return itemgetter(at) if isinstance(at, str) and _is_mapping(type_) else EventTime(at).function
 
 
 def _is_mapping(type_: Any) -> bool:
@@ -172,35 +234,12 @@ def _is_mapping(type_: Any) -> bool:
                for member in members(type_))  # fmt: skip
 
 
-def time_problems(
-    time: TimeOf | None, type_: Any, *, disorder: str, idle: str | None, ahead: str | None
-) -> Iterator[str]:
-    """The mistakes in a source's description of its event time."""
-    if time is None:
-        given = {"disorder": disorder != DISORDER, "idle": idle != IDLE}
-        yield from (
-            f"{name}= is about the times of records: give time=, too" for name, is_given in given.items() if is_given
-        )
-        return
-    if isinstance(time, str):
-        yield from _field_problems(time, type_)
-    elif not callable(time):
-        yield f"time={time!r} must be the name of a field, or a function of a record"
-    for name, duration in (("disorder", disorder), ("idle", idle), ("ahead", ahead)):
-        if duration is None and name != "disorder":
-            continue
-        try:
-            duration_ms(str(duration), f"{name}=")
-        except ConfigError as error:
-            yield str(error)
-
-
 def _field_problems(name: str, type_: Any) -> Iterator[str]:
     for member in members(without_none(type_)):
         if member is UNKNOWN or (_is_mapping(member) and not hasattr(member, "__annotations__")):
             continue
         try:
-            info = inspect.type_info(member)
+            info = msgspec.inspect.type_info(member)
         except TypeError:
             continue
         fields = [field.name for field in getattr(info, "fields", ())]

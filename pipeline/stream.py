@@ -1,14 +1,17 @@
 """The pipeline as a user writes it: streams, and the operators on them.
 
-Only `build` raises for a wrong graph, and names all mistakes at once, with file and line. A stream may be used several
-times: each use gets all its records.
+Only `build` raises for a wrong graph, and names all mistakes at once, with file and line; a method that is missing, or
+called without its id, is refused at once. A stream may be used several times: each use gets all its records.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar, get_args, overload
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
@@ -16,6 +19,7 @@ from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
+from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.expiry import Expiry, kept_until
@@ -44,7 +48,9 @@ from exactlyonce.pipeline.versions import VersionedState, parameter_type
 from exactlyonce.pipeline.windows import Window, Windowed, kept_state, migrated, revised
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    from typing_extensions import TypeForm, Unpack
+
+    from exactlyonce.pipeline.running import RunResult, RunSettings
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -52,9 +58,80 @@ S = TypeVar("S")
 K = TypeVar("K")
 V = TypeVar("V")
 Migrations = Mapping[int, Callable[[Any], Any]]
+Partitioner = Literal["murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a"]
+"""The partitioners of librdkafka by which a key has one partition."""
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 R_co = TypeVar("R_co", covariant=True)
+
+_KEY = "key_by(fn)"
+_SINK = 'sink(id, KafkaSink("topic"))'
+_WINDOW = 'key_by(fn).window(Tumbling("1m"))'
+_AGGREGATE = f"{_WINDOW}.aggregate(id, Count()), or key_by(fn).stateful_map(id, fn) for a result after each record"
+_OUTER = '.join(id, right, within=("-5m", "1h"), how="left")'
+_INSTEAD = {
+    "group_by": _KEY, "group_by_key": _KEY, "partition_by": _KEY, "select_key": _KEY,
+    "to": _SINK, "to_topic": _SINK, "sink_to": _SINK, "add_sink": _SINK, "through": _SINK, "write": _SINK,
+    "foreach": "peek(fn)", "for_each": "peek(fn)", "inspect": "peek(fn)", "print": "peek(), which prints",
+    "map_values": "map(fn)", "transform": "map(fn)", "select": "map(fn)", "flat_map_values": "flat_map(fn)",
+    "where": "filter(fn)", "filter_not": "filter(fn)", "merge": "union(other)", "concat": "union(other)",
+    "connect": "key_by(fn).co_process(id, right, Handler)", "branch": "split(fn, outputs=[...])",
+    "side_output": "side(output)", "get_side_output": "side(output)", "windowed_by": _WINDOW, "window_by": _WINDOW,
+    "tumbling_window": _WINDOW, "hopping_window": _WINDOW, "session_window": _WINDOW, "window_all": _WINDOW,
+    "count": _AGGREGATE, "sum": _AGGREGATE, "min": _AGGREGATE, "max": _AGGREGATE, "left_join": _OUTER,
+    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source", "with_time": "time= of the source",
+    "execute": "pipeline.run()", "run": "pipeline.run()", "uid": "id= of the operator", "name": "id= of the operator",
+}  # fmt: skip
+"""What does it, by the name that a method has elsewhere, in snake_case."""
+
+
+def _remedy(kind: type, name: str) -> str | None:
+    """What does what a user expects of method *name*, which streams of class *kind* lack; None: nothing is known."""
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    if name == "process":
+        apply = "the function over all records of a window is .apply(id, fn)"
+        split = "a function of (record, emit) is .split(fn, outputs=[...], id=...)"
+        return f"process takes a handler with timers, of a keyed stream; {apply if kind is WindowedStream else split}"
+    if snake != name and hasattr(kind, snake):
+        return f"{name} is {snake} here"
+    if hasattr(WindowedStream, snake):
+        window = '.window(Tumbling("1m"))' if kind is KeyedStream else f".{_WINDOW}"
+        return f"{name} is of windows: put {window} before it"
+    if kind is Stream and hasattr(KeyedStream, snake):
+        return f"{name} keeps state by key: put .key_by(...) before it"
+    if kind is Table and (hasattr(KeyedStream, snake) or hasattr(Stream, snake)):
+        return f"{name} is not for tables: a keyed stream reads one by .as_of(id, table) or .lookup(id, table)"
+    if hasattr(Stream, snake):
+        return f"{name} is not for {_STREAMS[kind]}: put it before .key_by(...), or after an operator with state"
+    if hasattr(KeyedStream, snake):
+        return f"{name} is not for windows: put it before .window(...)"
+    return f"{name} is {_INSTEAD[snake]} here" if snake in _INSTEAD else None
+
+
+def _operator(method: F) -> F:
+    """*method*, which refuses a call that does not follow the rule of ids.
+
+    What has state, or anything else in checkpoints, has an id as its first argument; what has none takes ``id=``.
+    """
+    name = method.__name__
+    identified = next(iter([*inspect.signature(method).parameters][1:])) == "id"
+
+    @functools.wraps(method)
+    def checked(stream: Any, *given: Any, **options: Any) -> Any:
+        first = given[0] if given else options.get("id")
+        if identified and not isinstance(first, str):
+            raise GraphError(
+                f'{location(caller())}: the first argument of {name} is its id in checkpoints, as {name}("{name}", '
+                f"...), and not {first!r:.100}"
+            )
+        if not identified and given and isinstance(first, str):
+            raise GraphError(
+                f"{location(caller())}: {name} has no state, so its id has a name: {name}(..., id={first!r})"
+            )
+        return method(stream, *given, **options)
+
+    return checked  # type: ignore[return-value]  # of the same signature
 
 
 class _Partial(Protocol[R_co]):
@@ -67,8 +144,7 @@ class _Partial(Protocol[R_co]):
 class Pipeline:
     """A pipeline of sources, operators and sinks. Its name identifies its checkpoints.
 
-    >>> from exactlyonce.connectors import KafkaSource
-    >>> from exactlyonce.sinks import KafkaSink
+    >>> from exactlyonce import KafkaSink, KafkaSource
     >>> pipeline = Pipeline("shout")
     >>> words = pipeline.source("words", KafkaSource("words", value=str))
     >>> words.map(str.upper, output=str).sink("out", KafkaSink("loud-words"))
@@ -89,27 +165,29 @@ class Pipeline:
         """The globals of its module, by which worker processes import it."""
         self._builder = Builder(name, max_parallelism)
 
+    @_operator
     def source(self, id: str, source: Source[T]) -> Stream[T]:
         """The stream of *source*."""
         return Stream(self._builder, self._builder.add_source(id, source))
 
+    @_operator
     def table(self, id: str, source: Source[Record[V]]) -> Table[Any, V]:
         """The newest value by key of a changelog topic, for `KeyedStream.as_of` and `KeyedStream.lookup`.
 
-        >>> from exactlyonce.connectors import KafkaSource
+        >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
-        >>> names = pipeline.table("names", KafkaSource("names", key=str, value=str, metadata=True))
+        >>> names = pipeline.table("names", KafkaSource.records("names", key=str, value=str))
 
-        The key is that of the message, of the type *key* of the source, which needs ``metadata=True``. A null value
+        The key is that of the message, of the type *key* of the source, that of ``KafkaSource.records``. A null value
         deletes the key; its event time is the timestamp of the message.
         """
         return Table(self._builder, self._builder.add_table(id, source))
 
-    def feedback(self, id: str, type: TypeForm[T], *, pause: str = "0ms") -> Feedback[T]:
+    @_operator
+    def feedback(self, id: str, type: TypeForm[T], *, pause: Duration = "0ms") -> Feedback[T]:
         """A loop: a stream of the records, of *type*, that a later `feed` sends back to it.
 
-        >>> from exactlyonce.connectors import KafkaSource
-        >>> from exactlyonce.sinks import KafkaSink
+        >>> from exactlyonce import KafkaSink, KafkaSource
         >>> pipeline = Pipeline("halve")
         >>> halved = pipeline.feedback("halved", int)
         >>> numbers = pipeline.source("numbers", KafkaSource("numbers", value=int)).union(halved)
@@ -126,18 +204,11 @@ class Pipeline:
         """The checked graph; raises `GraphError` with every mistake and its remedy."""
         return self._builder.build()
 
-    def run(self, engine: str = "local", **options: Any) -> Any:
-        """Run it; see `exactlyonce run --help` for the options, here with `_` for `-`.
+    def run(self, engine: str = "local", **settings: Unpack[RunSettings]) -> RunResult | None:
+        """Run it, as `exactlyonce.run(pipeline, ...)`, which has more about settings and result."""
+        from exactlyonce.pipeline.running import run
 
-        ``run("spark", spark=spark, until="latest")`` runs on a Spark session, up to the present end of the topics, with
-        the options of `exactlyonce.spark.backfill`.
-
-        *on_event* is a function that gets each event, a line of JSON there, as a dict. In a script, call `run` under
-        ``if __name__ == "__main__":``, since worker processes import the script.
-        """
-        from exactlyonce.pipeline.loading import run
-
-        return run(self, engine, options)
+        return run(self, engine, **settings)
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r})"
@@ -151,6 +222,14 @@ class _Stream(Generic[T]):
     def __iter__(self) -> NoReturn:
         where = location(caller())
         raise GraphError(f"{where}: a stream cannot be iterated: it has no records before the pipeline runs")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            kind = Stream if isinstance(self, Stream) else type(self)
+            if not name.startswith("_") and (remedy := _remedy(kind, name)):
+                raise GraphError(f"{location(caller())}: {remedy}")
+            raise AttributeError(f"a {kind.__name__} has no {name!r}", name=name, obj=self)
 
 
 class Stream(_Stream[T]):
@@ -171,6 +250,7 @@ class Stream(_Stream[T]):
         self, fn: Callable[[], Callable[[T], U]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
+    @_operator
     def map(
         self, fn: Any, *, id: str | None = None, output: Any = None, on_error: DeadLetterTarget | None = None
     ) -> Stream[Any]:
@@ -190,6 +270,7 @@ class Stream(_Stream[T]):
     def filter(
         self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ..., on_error: DeadLetterTarget | None = ...
     ) -> Stream[T]: ...
+    @_operator
     def filter(self, fn: Any, *, id: str | None = None, on_error: DeadLetterTarget | None = None) -> Stream[T]:
         """The records for which ``fn(record)`` is true."""
         function = self._builder.read(fn, ("record",))
@@ -205,6 +286,7 @@ class Stream(_Stream[T]):
         self, fn: Callable[[], Callable[[T], Iterable[U]]], *, id: str | None = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
+    @_operator
     def flat_map(
         self, fn: Any, *, id: str | None = None, output: Any = None, on_error: DeadLetterTarget | None = None
     ) -> Stream[Any]:
@@ -216,6 +298,7 @@ class Stream(_Stream[T]):
     def peek(self, fn: Callable[[T], object] = ..., *, id: str | None = ...) -> Stream[T]: ...
     @overload
     def peek(self, fn: Callable[[], Callable[[T], object]], *, id: str | None = ...) -> Stream[T]: ...
+    @_operator
     def peek(self, fn: Any = print, *, id: str | None = None) -> Stream[T]:
         """The same records, after a call of ``fn(record)`` for each. After a failure it is called again."""
         return self._then(Kind.PEEK, id, self._builder.read(fn, ("record",)), self._type)
@@ -223,23 +306,24 @@ class Stream(_Stream[T]):
     @overload
     def enrich(
         self, id: str, fetch: _Partial[Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
-        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        in_flight: int = ..., timeout: Duration = ..., retries: int = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
     @overload
     def enrich(
         self, id: str, fetch: Callable[[list[T]], Awaitable[Sequence[U]]], *, batch: int = ...,
-        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        in_flight: int = ..., timeout: Duration = ..., retries: int = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
     @overload
     def enrich(
         self, id: str, fetch: Callable[[], Callable[[list[T]], Awaitable[Sequence[U]]]], *, batch: int = ...,
-        in_flight: int = ..., timeout: str = ..., retries: int = ..., output: TypeForm[U] | None = ...,
+        in_flight: int = ..., timeout: Duration = ..., retries: int = ..., output: TypeForm[U] | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[Enriched[T, U]]: ...  # fmt: skip
+    @_operator
     def enrich(
-        self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: str = "5s", retries: int = 3,
+        self, id: str, fetch: Any, *, batch: int = 50, in_flight: int = 200, timeout: Duration = "5s", retries: int = 3,
         output: Any = None, on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Each record with the answer of a service, in order: ``await fetch(records)`` returns a list of answers, one
@@ -247,7 +331,7 @@ class Stream(_Stream[T]):
 
         >>> async def fetch(cities: list[str]) -> list[float]:
         ...     return [len(city) / 2 for city in cities]  # or a call of a service
-        >>> from exactlyonce.connectors import KafkaSource
+        >>> from exactlyonce import KafkaSource
         >>> cities = Pipeline("weather").source("cities", KafkaSource("cities", value=str))
         >>> warm = cities.enrich("degrees", fetch).filter(lambda city: city.answer > 20)
 
@@ -265,27 +349,18 @@ class Stream(_Stream[T]):
         return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
 
     @overload
-    def process(
-        self,
-        id: str,
-        fn: Callable[[T, Emit[U]], None],
-        *,
-        outputs: Sequence[Output[Any]] = ...,
-        output: TypeForm[U] | None = ...,
-        on_error: DeadLetterTarget | None = ...,
-    ) -> Stream[U]: ...
+    def split(
+        self, fn: Callable[[T, Emit[U]], None], *, id: str | None = ..., outputs: Sequence[Output[Any]] = ...,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
     @overload
-    def process(
-        self,
-        id: str,
-        fn: Callable[[], Callable[[T, Emit[U]], None]],
-        *,
-        outputs: Sequence[Output[Any]] = ...,
-        output: TypeForm[U] | None = ...,
-        on_error: DeadLetterTarget | None = ...,
-    ) -> Stream[U]: ...
-    def process(
-        self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), output: Any = None,
+    def split(
+        self, fn: Callable[[], Callable[[T, Emit[U]], None]], *, id: str | None = ...,
+        outputs: Sequence[Output[Any]] = ..., output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @_operator
+    def split(
+        self, fn: Any, *, id: str | None = None, outputs: Sequence[Output[Any]] = (), output: Any = None,
         on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Several outputs: ``fn(record, emit)`` calls ``emit(value)``, or ``emit(value, late)`` for one of *outputs*.
@@ -293,9 +368,8 @@ class Stream(_Stream[T]):
         The type of the main output comes from ``emit: Emit[U]`` or *output*; `side` gives the other streams.
         """
         function = self._builder.read(fn, ("record", "emit"))
-        type_ = _given(output, function.emitted)
-        sides = self._builder.sides(outputs)
-        return self._then(Kind.PROCESS, id, function, type_, outputs=sides, on_error=on_error)
+        type_, sides = _given(output, function.emitted), self._builder.sides(outputs)
+        return self._then(Kind.SPLIT, id, function, type_, outputs=sides, on_error=on_error)
 
     def side(self, output: Output[U]) -> Stream[U]:
         """The stream of a side output of the operator that gave this stream."""
@@ -305,6 +379,7 @@ class Stream(_Stream[T]):
     def union(self, *others: Stream[T], id: str | None = ...) -> Stream[T]: ...
     @overload
     def union(self, *others: Stream[U], id: str | None = ...) -> Stream[T | U]: ...
+    @_operator
     def union(self, *others: Stream[Any], id: str | None = None) -> Stream[Any]:
         """The records of this stream and the others. Only the order within each is kept."""
         origins = [self._origin, *(self._builder.own(other, "union") for other in others)]
@@ -314,15 +389,25 @@ class Stream(_Stream[T]):
         type_ = hints.union(self._builder.type_of(origin) for origin in known)
         return Stream(self._builder, self._builder.add(Kind.UNION, id, tuple(known), type=type_))
 
+    @_operator
     def key_by(
-        self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool = False,
+        self, fn: Callable[[T], K], *, id: str | None = None, partitioned: bool | Partitioner = False,
         on_error: DeadLetterTarget | None = None,
     ) -> KeyedStream[K, T]:  # fmt: skip
         """The stream by key, for an operator with state: each key has its own.
 
-        A key is any value that msgspec encodes; 1, "1" and True are three keys. *partitioned*: all records of a key are
-        in one partition of the source's topic, as if the topic has that key, so nothing is shuffled.
+        A key is any value that msgspec encodes; 1, "1" and True are three keys.
+
+        *partitioned*: the messages of the source's topic have this key, as text, bytes or an int, and are in the
+        partition that their partitioner gives it, so that nothing is shuffled. True is "murmur2_random", that of Java's
+        clients and of `KafkaSink`; "consistent_random" is librdkafka's own. With a parallelism above 1 each record is
+        checked: one whose key belongs elsewhere ends the run, with a `RecordError`.
         """
+        if partitioned not in (True, False, *get_args(Partitioner)):
+            self._builder.problem(
+                f"partitioned={partitioned!r} must be True or one of {', '.join(get_args(Partitioner))}, the "
+                f"partitioner by which the topic was written"
+            )
         function = self._builder.read(fn, ("record",))
         origin = self._builder.add(
             Kind.KEY_BY,
@@ -331,7 +416,8 @@ class Stream(_Stream[T]):
             function,
             type=self._type,
             key_type=function.returns,
-            partitioned=partitioned,
+            partitioned=bool(partitioned),
+            partitioner=None if isinstance(partitioned, bool) else partitioned,
             on_error=on_error,
         )
         return KeyedStream(self._builder, origin)
@@ -340,6 +426,7 @@ class Stream(_Stream[T]):
         """Feed the records to *loop*, from `Pipeline.feedback`."""
         self._builder.feed(self._origin, loop)
 
+    @_operator
     def sink(self, id: str, sink: Sink[T], *, on_error: DeadLetterTarget | None = None) -> None:
         """Write the records to *sink*. *on_error* gets those that cannot be encoded for it."""
         self._builder.add_sink(id, self._origin, sink, on_error)
@@ -350,14 +437,6 @@ class Stream(_Stream[T]):
 
     def _then(self, kind: Kind, id: str | None, function: Function, type_: Any, **rest: Any) -> Stream[Any]:
         return Stream(self._builder, self._builder.add(kind, id, (self._origin,), function, type=type_, **rest))
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in ("stateful_map", "stateful_flat_map", "reduce", "window", "join", "as_of", "lookup",
-                        "in_order", "deduplicate", "batches", "co_process"):  # fmt: skip
-                raise GraphError(f"{location(caller())}: {name} keeps state by key: put .key_by(...) before it")
-            raise AttributeError(f"a Stream has no {name!r}")
 
 
 class Feedback(Stream[T]):
@@ -377,7 +456,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -390,7 +469,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -404,7 +483,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -418,12 +497,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def stateful_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: Duration | None = None,
         on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
@@ -455,7 +535,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -468,7 +548,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -482,7 +562,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
     @overload
@@ -496,12 +576,13 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
-        ttl: str | None = ...,
+        ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def stateful_flat_map(
         self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
-        state_version: int = 1, migrations: Migrations | None = None, ttl: str | None = None,
+        state_version: int = 1, migrations: Migrations | None = None, ttl: Duration | None = None,
         on_error: DeadLetterTarget | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
@@ -517,15 +598,16 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def reduce(
-        self, id: str, fn: Callable[[T, T], T], *, ttl: str | None = ..., on_error: DeadLetterTarget | None = ...
+        self, id: str, fn: Callable[[T, T], T], *, ttl: Duration | None = ..., on_error: DeadLetterTarget | None = ...
     ) -> Stream[T]: ...
     @overload
     def reduce(
-        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: str | None = ...,
+        self, id: str, fn: Callable[[], Callable[[T, T], T]], *, ttl: Duration | None = ...,
         on_error: DeadLetterTarget | None = ...,
     ) -> Stream[T]: ...  # fmt: skip
+    @_operator
     def reduce(
-        self, id: str, fn: Any, *, ttl: str | None = None, on_error: DeadLetterTarget | None = None
+        self, id: str, fn: Any, *, ttl: Duration | None = None, on_error: DeadLetterTarget | None = None
     ) -> Stream[T]:
         """The key's records reduced so far, after each: the first one, then ``fn(reduced, record)``. *ttl* is that of
         `stateful_map`: after it, a record is the first one."""
@@ -562,6 +644,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         state_version: int = ...,
         migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def process(
         self, id: str, handler: Any, *, order: Order = "time", outputs: Sequence[Output[Any]] = (),
         late: Output[T] | None = None, state: Any = None, output: Any = None, state_version: int = 1,
@@ -576,7 +659,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         With ``order="arrival"`` no record waits. A timer goes off after all records that came before its watermark, so
         that results depend on the run; and so they do with timers of the clock, in any order.
 
-        *outputs* and *output* are those of `Stream.process`, *state*, *state_version* and *migrations* those of
+        *outputs* and *output* are those of `split`, *state*, *state_version* and *migrations* those of
         `stateful_map`.
         """
         kept = VersionedState(state, state_version, migrations or {})
@@ -616,6 +699,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         state_version: int = ...,
         migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
+    @_operator
     def co_process(
         self, id: str, right: KeyedStream[K, V], handler: Any, *, order: Order = "time",
         outputs: Sequence[Output[Any]] = (), late: Output[T] | None = None, late_right: Output[V] | None = None,
@@ -657,6 +741,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
             kind, id, read.call, kept, type_, outputs, inputs=inputs, timed=timed, late=late, late_right=late_right
         )
 
+    @_operator
     def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
         """The records of each key by time; of one time by topic, partition and offset.
 
@@ -666,7 +751,10 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """
         return self._ordered(Kind.IN_ORDER, id, InOrder(), late)
 
-    def deduplicate(self, id: str, *, within: str, order: Order = "time", late: Output[T] | None = None) -> Stream[T]:
+    @_operator
+    def deduplicate(
+        self, id: str, *, within: Duration, order: Order = "time", late: Output[T] | None = None
+    ) -> Stream[T]:
         """The first record of each key, without others less than *within* after it, as "1h"; then the next first one.
 
         With ``order="time"`` the first is that by time; of one time, by topic, partition and offset. Records wait until
@@ -678,7 +766,8 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """
         return self._ordered(Kind.DEDUPLICATE, id, Deduplicate(within, order), late)
 
-    def batches(self, id: str, count: int, *, timeout: str | None = None) -> Stream[list[T]]:
+    @_operator
+    def batches(self, id: str, count: int, *, timeout: Duration | None = None) -> Stream[list[T]]:
         """Lists of *count* records of each key, in order of arrival: ``batches("batches", 100, timeout="5s")``.
 
         With *timeout*, a list that is not full comes so long after its first record, by the worker's clock; without it,
@@ -706,22 +795,22 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["inner"] = ...,
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["inner"] = ...,
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["left"],
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["left"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["right"],
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["right"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T | None, V]]: ...  # fmt: skip
     @overload
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str], how: Literal["full"],
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration], how: Literal["full"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Joined[K, T | None, V | None]]: ...  # fmt: skip
     @overload
@@ -744,8 +833,9 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, id: str, right: KeyedStream[K, V], *, window: Window, how: Literal["full"],
         late: Output[T] | None = ..., late_right: Output[V] | None = ...,
     ) -> Stream[Windowed[K, Pair[T | None, V | None]]]: ...  # fmt: skip
+    @_operator
     def join(
-        self, id: str, right: KeyedStream[K, V], *, within: tuple[str, str] | None = None,
+        self, id: str, right: KeyedStream[K, V], *, within: tuple[Duration, Duration] | None = None,
         window: Window | None = None, how: How = "inner", late: Output[T] | None = None,
         late_right: Output[V] | None = None,
     ) -> Stream[Any]:  # fmt: skip
@@ -778,16 +868,17 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def as_of(
-        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["left"] = ...,
+        self, id: str, versions: Versions[K, V], *, keep: Duration = ..., how: Literal["left"] = ...,
         late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
     ) -> Stream[Joined[K, T, V | None]]: ...  # fmt: skip
     @overload
     def as_of(
-        self, id: str, versions: Versions[K, V], *, keep: str = ..., how: Literal["inner"],
+        self, id: str, versions: Versions[K, V], *, keep: Duration = ..., how: Literal["inner"],
         late: Output[T] | None = ..., late_right: Output[Any] | None = ...,
     ) -> Stream[Joined[K, T, V]]: ...  # fmt: skip
+    @_operator
     def as_of(
-        self, id: str, versions: Versions[K, V], *, keep: str = "0s", how: Enrichment = "left",
+        self, id: str, versions: Versions[K, V], *, keep: Duration = "0s", how: Enrichment = "left",
         late: Output[T] | None = None, late_right: Output[Any] | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Each record with the version of its key that counted at its time: the newest one at or before it.
@@ -806,14 +897,15 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ..., ttl: str | None = ...
+        self, id: str, versions: Versions[K, V], *, how: Literal["left"] = ..., ttl: Duration | None = ...
     ) -> Stream[Joined[K, T, V | None]]: ...
     @overload
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Literal["inner"], ttl: str | None = ...
+        self, id: str, versions: Versions[K, V], *, how: Literal["inner"], ttl: Duration | None = ...
     ) -> Stream[Joined[K, T, V]]: ...
+    @_operator
     def lookup(
-        self, id: str, versions: Versions[K, V], *, how: Enrichment = "left", ttl: str | None = None
+        self, id: str, versions: Versions[K, V], *, how: Enrichment = "left", ttl: Duration | None = None
     ) -> Stream[Any]:
         """Each record with the version of its key that came last: at once, in the order of arrival.
 
@@ -826,7 +918,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
     def _join(
         self, kind: Kind, id: str, right: Any, join: Join, late: Output[Any] | None = None,
-        late_right: Output[Any] | None = None, ttl: str | None = None,
+        late_right: Output[Any] | None = None, ttl: Duration | None = None,
     ) -> Stream[Any]:  # fmt: skip
         return Stream(self._builder, self._builder.join(kind, id, self._origin, right, join, late, late_right, ttl))
 
@@ -834,7 +926,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
         outputs: Sequence[Output[Any]] = (), on_error: DeadLetterTarget | None = None, *,
         inputs: tuple[Input, ...] = (), timed: Timed | None = None, late: Output[Any] | None = None,
-        late_right: Output[Any] | None = None, ttl: str | None = None,
+        late_right: Output[Any] | None = None, ttl: Duration | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """Add an operator with state; *inputs* are this stream, unless given."""
         for problem in kept.problems:
@@ -852,14 +944,6 @@ class KeyedStream(_Stream[T], Generic[K, T]):
             **self._builder.late_sides(inputs, outputs, late, late_right), on_error=on_error, timed=timed,
         )  # fmt: skip
         return Stream(self._builder, origin)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(Stream, name) and not name.startswith("_"):
-                where = location(caller())
-                raise GraphError(f"{where}: {name} is not for keyed streams: put it before .key_by(...)")
-            raise AttributeError(f"a KeyedStream has no {name!r}")
 
 
 class Table(_Stream[V], Generic[K, V]):
@@ -888,40 +972,52 @@ class WindowedStream(_Stream[T], Generic[K, T]):
 
     @overload
     def aggregate(
-        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ..., lateness: str | None = ...,
-        early: str | None = ...,
+        self, id: str, aggregate: Aggregate[T, V], *, late: Output[T] | None = ..., lateness: Duration | None = ...,
+        early: Duration | None = ...,
+    ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
+    @overload
+    def aggregate(
+        self, id: str, aggregate: type[V], *, late: Output[T] | None = ..., lateness: Duration | None = ...,
+        early: Duration | None = ..., **fields: Aggregate[T, Any],
     ) -> Stream[Windowed[K, V]]: ...  # fmt: skip
     @overload
     def aggregate(
         self, id: str, aggregate: Mapping[str, Aggregate[T, Any]], *, late: Output[T] | None = ...,
-        lateness: str | None = ..., early: str | None = ...,
+        lateness: Duration | None = ..., early: Duration | None = ...,
     ) -> Stream[Windowed[K, Any]]: ...  # fmt: skip
+    @_operator
     def aggregate(
-        self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: str | None = None,
-        early: str | None = None,
+        self, id: str, aggregate: Any, *, late: Output[T] | None = None, lateness: Duration | None = None,
+        early: Duration | None = None, **fields: Any,
     ) -> Stream[Any]:  # fmt: skip
         """The aggregate of the records of each window, as ``Count()`` or ``Sum("amount")``.
 
-        Several at once have names: ``{"orders": Count(), "spent": Sum("amount")}``; the value of a result then is a
-        record with these fields. *late* gets the records that no window takes any more, for `side` of the stream;
-        without it they are left out and counted. *lateness* and *early* are those of `WindowedStream`.
+        Several at once fill the fields of a class of yours, a dataclass, Struct, NamedTuple or attrs class:
+        ``aggregate("totals", Totals, orders=Count(), spent=Sum("amount"))`` gives `Windowed[K, Totals]`. Without a
+        class, ``{"orders": Count(), "spent": Sum("amount")}`` gives records with these fields, whose type is made here:
+        `Any` for type checkers. Checkpoints fit both forms, with the same fields in the same order.
+
+        *late* gets the records that no window takes any more, for `side` of the stream; without it they are left out
+        and counted. *lateness* and *early* are those of `WindowedStream`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
+            if isinstance(aggregate, type) and issubclass(aggregate, Aggregate):
+                raise Misuse(f"{aggregate.__name__} is a class: give one, as {aggregate.__name__}(...)")
+            if not isinstance(aggregate, Aggregate) and not (isinstance(aggregate, Mapping) and aggregate):
+                return several(id, aggregate, fields, record, names)
+            if fields:
+                raise Misuse(
+                    f"{next(iter(fields))}= is a field of a class: give the class, as aggregate(id, Totals, ...)"
+                )
             if isinstance(aggregate, Aggregate):
                 return aggregate.named(record, names)
-            if not isinstance(aggregate, Mapping) or not aggregate:
-                raise Misuse(f'expected an aggregate, as Count(), or {{"name": Count(), ...}}, got {aggregate!r}')
-            for name, part in aggregate.items():
-                if not isinstance(part, Aggregate) or not str(name).isidentifier():
-                    raise Misuse(
-                        f"the aggregate {name!r}: {part!r} must be a field's name with an aggregate, as Count()"
-                    )
-            return several(id, {name: part.named(record, names) for name, part in aggregate.items()})
+            return several(id, None, aggregate, record, names)
 
         window = revised(self._window, early, lateness)
         return Stream(self._builder, self._builder.window(id, self._origin, window, accumulate, late))
 
+    @_operator
     def fold(
         self,
         id: str,
@@ -931,8 +1027,8 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         *,
         state: TypeForm[S] | None = None,
         late: Output[T] | None = None,
-        lateness: str | None = None,
-        early: str | None = None,
+        lateness: Duration | None = None,
+        early: Duration | None = None,
         state_version: int = 1,
         migrations: Migrations | None = None,
     ) -> Stream[Windowed[K, S]]:
@@ -968,19 +1064,20 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         return Stream(self._builder, origin)
 
     @overload
-    def process(
+    def apply(
         self, id: str, fn: Callable[[Windowed[K, list[T]]], Iterable[U]], *, output: TypeForm[U] | None = ...,
-        late: Output[T] | None = ..., lateness: str | None = ..., early: str | None = ...,
+        late: Output[T] | None = ..., lateness: Duration | None = ..., early: Duration | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
     @overload
-    def process(
+    def apply(
         self, id: str, fn: Callable[[], Callable[[Windowed[K, list[T]]], Iterable[U]]], *,
-        output: TypeForm[U] | None = ..., late: Output[T] | None = ..., lateness: str | None = ...,
-        early: str | None = ...,
+        output: TypeForm[U] | None = ..., late: Output[T] | None = ..., lateness: Duration | None = ...,
+        early: Duration | None = ...,
     ) -> Stream[U]: ...  # fmt: skip
-    def process(
-        self, id: str, fn: Any, *, output: Any = None, late: Output[T] | None = None, lateness: str | None = None,
-        early: str | None = None,
+    @_operator
+    def apply(
+        self, id: str, fn: Any, *, output: Any = None, late: Output[T] | None = None, lateness: Duration | None = None,
+        early: Duration | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """What ``fn(window)`` returns or yields for each window: 0 to n outputs. *window* is a `Windowed`, whose value
         is the list of its records, by time; of one time by topic, partition and offset.
@@ -992,6 +1089,9 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         window = revised(self._window, early, lateness)
         type_ = _given(output, function.item)
         return Stream(self._builder, self._builder.window(id, self._origin, window, held, late, function, type_))
+
+
+_STREAMS = {KeyedStream: "keyed streams", WindowedStream: "windows"}
 
 
 def _given(output: Any, declared: Any) -> Any:

@@ -8,9 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from exactlyonce.pipeline.durations import write_durations
+
 
 class Timed(ABC):
-    """How an operator keeps its state by time."""
+    """How an operator keeps its state by time: a frozen dataclass."""
+
+    def __post_init__(self) -> None:
+        write_durations(self)
 
     @property
     def by_key(self) -> bool:

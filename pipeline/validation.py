@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exactlyonce.pipeline import schema, wire
+from exactlyonce.pipeline import hints, schema, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.enrich import Calls
@@ -250,6 +250,12 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield f"records may be sent to another process, and {problem}"
     if node.key_type is not UNKNOWN and (problem := _problem(lambda: schema.describe(node.key_type))):
         yield f"the key must be encoded, and {problem}"
+    kinds = {*hints.members(node.key_type)} - {UNKNOWN}
+    if node.partitioned and kinds - {str, bytes, int}:
+        yield (
+            f"partitioned= is about the keys of messages, and these are {schema.type_name(node.key_type)}: make key_by "
+            f"return text, bytes or an int, as the messages have it, or leave it out"
+        )
     above = graph.above(node.id)
     if node.partitioned and above & {edge.stateful for edge in graph.shuffles}:
         yield "partitioned=True is about the source's topic, but the records were shuffled since: leave it out"
@@ -273,7 +279,7 @@ def _loop(graph: LogicalGraph, node: Node) -> Iterator[str]:
     elif not _lets_out(graph, node):
         yield (
             f"no record ever leaves loop {node.id!r}: every operator in it passes on each one. Put a filter, a "
-            f"flat_map or a process(...) there, so that only some records are fed back"
+            f"flat_map or a split(...) there, so that only some records are fed back"
         )
 
 
@@ -308,7 +314,7 @@ def _unknown(graph: LogicalGraph, origin: Input, why: str) -> str:
         fix = f"give Output({origin.output!r}, type) a type"
     elif node.kind is Kind.SOURCE:
         fix = "give the source a type"
-    elif node.kind is Kind.PROCESS:
+    elif node.kind is Kind.SPLIT:
         fix = "annotate emit: Emit[type] in its function, or give output="
     else:
         fix = "annotate what its function returns, or give output="

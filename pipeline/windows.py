@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.timed import Timed
@@ -57,9 +57,9 @@ def moment(time_ms: int) -> datetime:
     return EPOCH + max(EARLIEST_MS, min(time_ms, LATEST_MS)) * _MILLISECOND
 
 
-def _duration(text: str, name: str, problems: list[str]) -> int:
+def _duration(duration: Duration, name: str, problems: list[str]) -> int:
     try:
-        return duration_ms(text, name)
+        return duration_ms(duration, name)
     except ConfigError as error:
         problems.append(str(error).removesuffix("."))
         return 0
@@ -76,8 +76,8 @@ class Tumbling(Timed):
     ``Tumbling("1mo", zone="UTC", offset="14d")`` on the 15th.
     """
 
-    size: str
-    offset: str = "0s"
+    size: Duration
+    offset: Duration = "0s"
     zone: str | None = None
 
     @property
@@ -127,7 +127,7 @@ class Tumbling(Timed):
     def _calendar(self) -> _Calendar | None:
         if self.zone is None:
             return None
-        matched = _CALENDAR.match(self.size.strip())
+        matched = _CALENDAR.match(str(self.size).strip())
         assert matched is not None, "problems are found first"
         size, unit = int(matched[1]), matched[2]
         if unit == "w":
@@ -214,9 +214,9 @@ class Hopping(Timed):
     Records are kept once, in panes as wide as the greatest common divisor of both. *offset* moves all windows.
     """
 
-    size: str
-    every: str
-    offset: str = "0s"
+    size: Duration
+    every: Duration
+    offset: Duration = "0s"
 
     @property
     def problems(self) -> list[str]:
@@ -311,8 +311,8 @@ class Session(Timed):
     record whose own gap is not over at its floor.
     """
 
-    gap: str
-    wait: str = "0s"
+    gap: Duration
+    wait: Duration = "0s"
     by_key = True
 
     @property
@@ -369,15 +369,15 @@ class Revised(Timed):
 
     window: Tumbling | Hopping | Any
     """A session is a problem."""
-    early: str | None = None
-    lateness: str | None = None
+    early: Duration | None = None
+    lateness: Duration | None = None
 
     @property
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
         if isinstance(self.window, Session):
             return [
-                f"{self.window} has neither early= nor lateness=: a later record may move a session's start or unite "
+                f"{self.window} takes no early= and no lateness=: a later record may move a session's start or unite "
                 f"two, and a result that was given would stay beside theirs. Leave them out, and let the session wait "
                 f'for late records, as Session("{self.window.gap}", wait="{self.window.gap}")'
             ]
@@ -436,7 +436,7 @@ class Revised(Timed):
         return start
 
 
-def revised(window: Any, early: str | None, lateness: str | None) -> Any:
+def revised(window: Any, early: Duration | None, lateness: Duration | None) -> Any:
     """*window*, with the results that *early* and *lateness* add."""
     if not isinstance(window, Window) or (early is None and lateness is None):
         return window

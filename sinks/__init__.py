@@ -12,7 +12,10 @@ process starts with the sinks of its pipeline alone.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from exactlyonce.pipeline.sink import Sink
+
 if TYPE_CHECKING:
+    from exactlyonce.sinks.committer import CommitsBySubtask, Committer, CommitterContext
     from exactlyonce.sinks.delta.sink import DeltaSink
     from exactlyonce.sinks.files.sink import FileSink
     from exactlyonce.sinks.iceberg.sink import IcebergSink
@@ -24,8 +27,12 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.redis.sink import RedisSink
     from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
     from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
+    from exactlyonce.sinks.writer import Opened, SinkWriter, WriterContext
 
 __all__ = [
+    "CommitsBySubtask",
+    "Committer",
+    "CommitterContext",
     "DeltaSink",
     "FileSink",
     "ForeignLedger",
@@ -34,16 +41,23 @@ __all__ = [
     "LedgerBehind",
     "LedgerEntry",
     "MySQLSink",
+    "Opened",
     "PostgresSink",
     "PrintSink",
     "RedisSink",
     "RowEncoder",
+    "Sink",
     "SinkLedger",
+    "SinkWriter",
     "Store",
     "WriteAheadSink",
+    "WriterContext",
 ]
 
 _MODULES = {
+    "Committer": "committer",
+    "CommitterContext": "committer",
+    "CommitsBySubtask": "committer",
     "DeltaSink": "delta.sink",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",
@@ -52,13 +66,16 @@ _MODULES = {
     "LedgerBehind": "ledger",
     "LedgerEntry": "ledger",
     "MySQLSink": "mysql.sink",
+    "Opened": "writer",
     "PostgresSink": "postgres.sink",
     "PrintSink": "print_sink",
     "RedisSink": "redis.sink",
     "RowEncoder": "write_ahead.store",
     "SinkLedger": "ledger",
+    "SinkWriter": "writer",
     "Store": "write_ahead.store",
     "WriteAheadSink": "write_ahead.sink",
+    "WriterContext": "writer",
 }
 
 if not TYPE_CHECKING:  # else mypy would accept any name

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
 from exactlyonce.pipeline.errors import ExactlyOnceError
+
+if TYPE_CHECKING:  # else each description would load the schemas of the checkpoint topic
+    from exactlyonce.checkpoint.block_storage import Ticket
 
 BLOCKS_PENDING_MAX = 64
 """In-flight blocks of a worker, of 1 MB at most, at which its writers wait."""

@@ -11,7 +11,7 @@ that need a client library are imported by name: `exactlyonce.testing.broker.rea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exactlyonce.testing.broker.interface import (
     Error,
@@ -52,10 +52,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import `assert_exactly_once` when it is used: it needs the engine, and the pytest plugin loads this package."""
-    if name != "assert_exactly_once":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from exactlyonce.testing.exactly_once import assert_exactly_once
+if not TYPE_CHECKING:  # else mypy would accept any name
 
-    return assert_exactly_once
+    def __getattr__(name: str) -> object:
+        """Import `assert_exactly_once` on first use: it needs the engine, and the pytest plugin loads this package."""
+        if name != "assert_exactly_once":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from exactlyonce.testing.exactly_once import assert_exactly_once
+
+        return assert_exactly_once

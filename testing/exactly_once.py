@@ -87,9 +87,7 @@ def assert_exactly_once(
     Raises AssertionError, which names the crash, and what was lost and doubled; `GraphError` for a pipeline that cannot
     run in memory; the error with which a run of the pipeline ends.
 
-    >>> from exactlyonce import Pipeline
-    >>> from exactlyonce.connectors import KafkaSource
-    >>> from exactlyonce.sinks import KafkaSink
+    >>> from exactlyonce import KafkaSink, KafkaSource, Pipeline
     >>> pipeline = Pipeline("doubles")
     >>> numbers = pipeline.source("numbers", KafkaSource("numbers", value=int))
     >>> _ = numbers.map(lambda number: 2 * number, output=int).sink("out", KafkaSink("doubled"))
@@ -195,7 +193,7 @@ def _timed(source: Any, record: InputRecord) -> InputRecord:
     decoder = source.decoder()
     try:
         (decoded,) = map(decoder.decode, decoder.parts([message]))
-        return record._replace(time_ms=max(0, ms_of(source.event_time.time(decoded))))
+        return record._replace(time_ms=max(0, ms_of(source.event_time.function(decoded))))
     except USERS_ERRORS:
         return record
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from bytecode import Bytecode
@@ -303,3 +304,34 @@ def shop(
     server = Server(request.param, database_server(request.param), monkeypatch)
     yield server
     server.close()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Callable[[str, str, str], Path]:
+    """`installed("shop_sqlite", code, entry_points)` is a folder with a package of others, 1.2, from a wheel."""
+
+    def install(name: str, code: str, entry_points: str) -> Path:
+        wheel, info = tmp_path / f"{name}-1.2-py3-none-any.whl", f"{name}-1.2.dist-info"
+        with ZipFile(wheel, "w") as archive:
+            archive.writestr(f"{name}.py", code)
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/entry_points.txt", entry_points)
+            archive.writestr(
+                f"{info}/RECORD", "".join(f"{path},,\n" for path in [*archive.namelist(), f"{info}/RECORD"])
+            )
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps"]
+        subprocess.run([*pip, "--target", str(tmp_path / "packages"), str(wheel)], check=True)
+        return tmp_path / "packages"
+
+    return install
+
+
+@pytest.fixture
+def shop_sqlite(installed: Callable[[str, str, str], Path]) -> Path:
+    """The sink and the source of the documentation, as a package of others."""
+    pages = [ROOT / "docs" / f"writing-a-{kind}.md" for kind in ("sink", "source")]
+    code = [re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)[0] for page in pages]
+    sinks, sources = "sqlite = shop_sqlite:SqliteSink", "journal = shop_sqlite:JournalSource"
+    entry_points = f"[exactlyonce.sinks]\n{sinks}\n[exactlyonce.sources]\n{sources}\n"
+    return installed("shop_sqlite", "\n\n".join(code), entry_points)

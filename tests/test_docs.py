@@ -18,12 +18,11 @@ import pytest
 from exactlyonce import Pipeline
 from exactlyonce.cli.main import parser
 from exactlyonce.engines.configuration import options_from, read_file
-from exactlyonce.engines.local.run import run
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.testing.cluster import KafkaCluster
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", "docs", "docs/design", "docs/sinks", "docs/sources", "examples", "tests", "benchmarks")
+FOLDERS = (".", "docs", "docs/design", "docs/sinks", "docs/sources", "docs/tasks", "examples", "tests", "benchmarks")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 PIPELINES, EVENT_TIME, JOINS, ENRICH = (
     Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins", "enrich")
@@ -102,8 +101,8 @@ def test_settings_files_are_right(page: Path, fence: Fence, tmp_path: Path, monk
 def test_keyword_arguments_of_run_exist() -> None:
     for fence in chain.from_iterable(map(fences, PAGES)):
         for call in re.findall(r"\.run\((.*)\)", fence.text if fence.kind == "python" else ""):
-            given, own = eval(f"dict({call})"), inspect.signature(run).parameters
-            options_from({name: value for name, value in given.items() if name not in own})
+            given = eval(f"dict({call})")
+            options_from({name: value for name, value in given.items() if name not in ("log_level", "on_event")})
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -111,6 +110,8 @@ def commands(page: Path) -> Iterator[str]:
         if fence.kind == "sh":
             joined = fence.text.replace("\\\n", " ")
             yield from re.findall(r"^(?:\w+=\S+ )*(exactlyonce .*?)(?:\s+#.*)?$", joined, re.MULTILINE)
+        elif fence.kind == "console":
+            yield from re.findall(r"^\$ (exactlyonce .*?)(?:\s(?:[&|>]|2>).*)?$", fence.text, re.MULTILINE)
     prose = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
     yield from (code for code in re.findall(r"`(exactlyonce\s[^`|]*\s[^`|]*)`", prose))
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from generate import COMMAND_LINE, METRICS_PAGE, command_line, metrics, settings
+from generate import COMMAND_LINE, COMPARISON, METRICS_PAGE, RUNNING, command_line, flink, keywords, metrics, settings
 from generate import SETTINGS as SETTINGS_PAGE
 
 from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
@@ -22,12 +25,14 @@ from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.pipeline.running import LocalSettings
 from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
+from exactlyonce.testing.cluster import LIMIT_S
 
 Table = Callable[..., list[dict[str, str]]]
 
 ROOT = Path(__file__).parents[1]
-SETTINGS = "docs/settings.md"
+SETTINGS, FLINK = "docs/settings.md", "docs/comparison.md"
 OPTIONS = (SETTINGS, "command line", "in the file", "default", "effect and cost")
 RESTARTS = (SETTINGS, "`[restart] strategy`", "options and their defaults", "what it does")
 TIMEOUTS = (SETTINGS, "`tolerable_failed`", "`interval`", "`timeout`", "`restart_budget`", "a transaction needs")
@@ -37,8 +42,8 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def sentence(pattern: str) -> str:
-    match = re.search(pattern, (ROOT / SETTINGS).read_text(), re.DOTALL | re.MULTILINE)
+def sentence(pattern: str, page: str = SETTINGS) -> str:
+    match = re.search(pattern, (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     assert match, pattern
     return match[1]
 
@@ -56,21 +61,32 @@ def test_every_setting_is_documented(table: Table) -> None:
 
 
 def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
-    rows = table(SETTINGS, "here", "in Flink 2")
+    rows = table(FLINK, "here", "in Flink 2")
     assert all(code(row["in Flink 2"]) for row in rows)
     told = {name for row in rows for name in code(row["here"])}
-    missing = {name for name in code(sentence(r"^These have no equal there: (.*?)\n\n")) if name.startswith("--")}
+    without = code(sentence(r"^These have no equal there: (.*?)\n\n", FLINK))
+    missing = {name for name in without if name.startswith("--")}
     assert not told & missing
     named = {name for name in told if name.startswith("--")} | missing
     assert named | {"--help", "--no-incremental", "--no-standby"} == run_options()
 
 
+def test_a_run_in_python_has_the_options_of_the_command() -> None:
+    options = {name.removeprefix("--").replace("-", "_") for name in run_options() if not name.startswith("--no-")}
+    keywords = {*LocalSettings.__annotations__}
+    assert options - keywords == {"help", "param", "json", "verbose"}
+    assert keywords - options == {"on_event"}
+
+
 @pytest.mark.parametrize(
     ("page", "written"),
-    [(COMMAND_LINE, command_line), (SETTINGS_PAGE, settings), (METRICS_PAGE, metrics)],
-    ids=["cli", "settings", "metrics"],
-)
-def test_the_pages_are_those_that_are_generated(page: Path, written: Callable[[str], str]) -> None:
+    [
+        (COMMAND_LINE, command_line), (SETTINGS_PAGE, settings), (COMPARISON, flink), (METRICS_PAGE, metrics),
+        (RUNNING, keywords),
+    ],
+    ids=["cli", "settings", "comparison", "metrics", "keywords"],
+)  # fmt: skip
+def test_the_files_are_those_that_are_generated(page: Path, written: Callable[[str], str]) -> None:
     assert written(page.read_text()) == page.read_text(), "run: .venv/bin/python docs/generate.py"
 
 
@@ -145,3 +161,29 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
         for link in re.findall(r"\]\(([\w./-]+\.md)\)", index.read_text())
     }
     assert {*(ROOT / "docs").rglob("*.md")} - linked == {ROOT / "docs/index.md"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_site_is_searched_for_what_users_want(tmp_path: Path) -> None:
+    """Its index finds what users search for, and nothing in the pages for contributors."""
+    sphinx = [sys.executable, "-m", "sphinx", "--quiet", "--fresh-env", "--fail-on-warning", "--nitpicky"]
+    built = subprocess.run(
+        [*sphinx, "--conf-dir", "docs", ".", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert built.returncode == 0, built.stderr
+    index = json.loads((tmp_path / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+
+    def pages(*stems: str) -> set[str]:
+        found = []
+        for stem in stems:
+            numbers = [index[terms].get(stem, []) for terms in ("terms", "titleterms")]
+            flat = [each for some in numbers for each in (some if isinstance(some, list) else [some])]
+            found.append({index["docnames"][number] for number in flat})
+        return set.intersection(*found)
+
+    assert "docs/event-time" in pages("late")
+    assert {"docs/pipelines", "docs/tasks/dead-letters"} <= pages("dead", "letter")
+    evidence = {"docs/nexmark", "docs/benchmarks", "docs/guarantees", "docs/comparison", "ARCHITECTURE"}
+    hidden = evidence | {each for each in index["docnames"] if each.startswith("docs/design/")}
+    assert hidden & {page for stem in {*index["terms"], *index["titleterms"]} for page in pages(stem)} == set()

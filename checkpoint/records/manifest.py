@@ -22,6 +22,8 @@ from exactlyonce.pipeline.event_time import NO_FLOOR
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
 INITIAL, SAVEPOINT, RESTORED, SPARK_SINK = "initial", "savepoint", "restored", "spark"
+HISTORY, HISTORY_ENDED = "history", "history ended"
+"""A backfill computed state alone, up to its end or not yet: the outputs are another application's."""
 LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
 """What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
 FAILURE_CHARACTERS_MAX = 2_000
@@ -147,6 +149,11 @@ class SourceOffset(msgspec.Struct, frozen=True):
     """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
 
     @property
+    def identity(self) -> str:
+        """The identity of the split, as its source has found it."""
+        return self.topic_id
+
+    @property
     def in_topic(self) -> bool:
         """Whether the split is a partition of a topic."""
         return ":" not in self.topic
@@ -252,7 +259,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     kind: str
     """"initial", "checkpoint", "final" (taken at a clean stop), "savepoint", "restored" (from a savepoint: it has no
-    output and no interval), or "spark" (of a sink of Spark)."""
+    output and no interval), "spark" (of a sink of Spark), or one of `HISTORY` and `HISTORY_ENDED`."""
     base: int
     """The completed checkpoint that increments in this one build upon."""
     previous: int
@@ -305,6 +312,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return {output.topic: output.topic_id for output in self.sinks if output.topic_id and self.checkpoint}
 
     @property
+    def offsets_by_source(self) -> dict[str, dict[int, int]]:
+        """The offset at which the next work begins, by source and partition."""
+        offsets: dict[str, dict[int, int]] = {}
+        for position in self.offsets:
+            offsets.setdefault(position.source, {})[position.partition] = position.offset
+        return offsets
+
+    @property
     def in_cluster(self) -> tuple[SourceOffset, ...]:
         """The positions in topics of the checkpoints' cluster."""
         return tuple(at for offset in self.offsets if (at := offset.in_cluster) is not None)
@@ -334,6 +349,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def is_savepoint(self) -> bool:
         """Whether it never expires, and needs no block of another checkpoint."""
         return self.kind == SAVEPOINT
+
+    @property
+    def has_no_output(self) -> bool:
+        """Whether all output up to it is another application's."""
+        return self.kind in (INITIAL, RESTORED, HISTORY, HISTORY_ENDED)
 
     @property
     def is_spark_sink(self) -> bool:

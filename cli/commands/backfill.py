@@ -40,7 +40,8 @@ at the last one.
 
 examples:
   exactlyonce backfill orders:pipeline
-  exactlyonce backfill orders:pipeline --to 2026-11-01T00:00:00Z
+  exactlyonce backfill orders:pipeline --to 2026-11-01
+  exactlyonce backfill orders:pipeline --no-output --to group:legacy-app
   exactlyonce backfill orders:pipeline --to '{{"orders": {{"0": 120000, "1": -1}}}}'
   exactlyonce backfill orders:pipeline --master spark://host:7077 --staging /shared/eo
   exactlyonce backfill orders:pipeline --from-savepoint s3://backups/order-totals-42-1f2e3d4c
@@ -61,9 +62,16 @@ STOPPING = "stopping after this checkpoint; ask again to stop at once, which los
 
 def add(commands: Commands) -> None:
     usage = "MODULE:PIPELINE [options]"
-    _arguments(add_command(commands, "backfill", usage, "compute history on Spark", _BACKFILL, backfill))
+    filling = add_command(commands, "backfill", usage, "compute history on Spark", _BACKFILL, backfill)
+    _arguments(filling)
+    filling.add_argument(
+        "--no-output",
+        action="store_true",
+        help="compute state alone, and write dead letters only: output up to --to is another application's",
+    )
     catching = add_command(commands, "catch-up", usage, "go on from a checkpoint on Spark", _CATCH_UP, catch_up)
     _arguments(catching)
+    catching.set_defaults(no_output=False)
     catching.add_argument("--follow", action="store_true", help="go on with new records, until it is stopped")
 
 
@@ -73,7 +81,8 @@ def _arguments(parser: Parser) -> None:
         "--to",
         metavar="WHERE",
         default="latest",
-        help="latest (the default), a time, or offsets by topic and partition in JSON, each exclusive",
+        help="latest (the default), a time or a day in UTC, group:NAME (the offsets of a consumer group without "
+        "members), or offsets by topic and partition in JSON, each exclusive",
     )
     parser.add_argument(
         "--chunk-records",
@@ -113,7 +122,8 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     work = CatchUp(
         loaded=pipeline, options=options, parallelism=parallelism_given(vars(args)), progress=progress,
         stop_offsets=stop_offsets, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
-        small_here=follow and args.on == AUTO, take_over=args.take_over, command_name=named(args), stopping=stopping,
+        no_output=args.no_output, small_here=follow and args.on == AUTO, take_over=args.take_over,
+        command_name=named(args), stopping=stopping,
     )  # fmt: skip
     work.judge()
     with executors(args, name, None if follow or options.repair == SPARK else work.records, progress) as where:

@@ -89,7 +89,7 @@ def add(commands: Commands) -> None:
     listing.add_argument(
         "--limit", metavar="N", type=at_least_one, help=f"the most letters (default: all in JSON, {_LIMIT} in a table)"
     )
-    sending.add_argument("--value", metavar="FILE", help="send these letters, edited: lines as show --json writes them")
+    sending.add_argument("--value", metavar="FILE", help="send these letters, edited: JSON as show --json writes it")
     discarding.add_argument("--all", action="store_true", help="all open letters")
     for action in (sending, discarding):
         action.add_argument("--dry-run", action="store_true", help="show the letters, and change nothing")
@@ -319,8 +319,21 @@ def _with(letter: Letter, facts: Any) -> Any:
     try:
         key, value = _from_json(facts["key"]), _from_json(facts["value"])
         headers = tuple((str(name), _from_json(header)) for name, header in facts["headers"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"--value: the letter at {letter.place}: {type(error).__name__}: {error}.") from None
+        free = {"key", "value", "headers", "state"}
+        known = json.loads(json.dumps(_facts(letter)))
+        changed = [name for name, fact in known.items() if name not in free and facts.get(name, fact) != fact]
+    except KeyError as error:
+        raise ConfigError(f"--value: the letter at {letter.place} lacks {error}.") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--value: the letter at {letter.place} has a wrong key, value or header: {error}. Each is a text, null, "
+            f"or, where it is no text, as show --json writes it."
+        ) from None
+    if changed:
+        raise ConfigError(
+            f"--value: the letter at {letter.place} has another {changed[0]}. A letter is sent back to where it came "
+            f"from: change its key, value and headers alone."
+        )
     return msgspec.structs.replace(letter.record, key=key, value=value, headers=headers)
 
 
@@ -328,13 +341,18 @@ def _edited(path: str) -> dict[str, Any]:
     """The letters of file *path*, by place."""
     try:
         with open(path, encoding="utf-8") as file:
-            facts = [json.loads(line) for line in file if line.strip()]
-        return {_place(each["place"]): each for each in facts}
+            text = file.read()
+        letters, decoder, at = list[Any](), json.JSONDecoder(), 0
+        while rest := text[at:].lstrip():
+            letter, length = decoder.raw_decode(rest)
+            letters += letter if isinstance(letter, list) else [letter]
+            at = len(text) - len(rest) + length
+        return {_place(letter["place"]): letter for letter in letters}
     except OSError as error:
         raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"The file {path} has no letters: write a line of JSON for each, as `dead-letters show --json` does."
+            f"The file {path} is no JSON of letters: write an object for each, as `dead-letters show --json` does."
         ) from None
 
 

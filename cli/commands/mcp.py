@@ -103,7 +103,7 @@ class Questions:
         words = [operator, f"--limit={limit}"] if operator else []
         words += [f"--key={key}"] if key else []
         words += [] if checkpoint is None else [f"--at={checkpoint}"]
-        lines = _asked("state", self._named(pipeline), *words, "--json", *self._cluster)
+        lines = _asked("state", "show", self._named(pipeline), *words, "--json", *self._cluster)
         return [msgspec.json.decode(line) for line in lines.splitlines()]
 
     def transactions(self, pipeline: str = "") -> list[Any]:

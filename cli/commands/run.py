@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.arguments import (
@@ -22,9 +22,6 @@ from exactlyonce.engines.events import LEVELS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
 from exactlyonce.pipeline.errors import BEFORE_ANYTHING_RAN, StoppedShort
 from exactlyonce.pipeline.settings import declared
-
-if TYPE_CHECKING:
-    from exactlyonce.engines.local.reporting import Reporter
 
 _EXAMPLES = """\
 Run a pipeline from its last checkpoint on. Ctrl-C and SIGTERM end it cleanly, with a last
@@ -44,8 +41,8 @@ examples:
   exactlyonce run orders:pipeline --standby --ui 127.0.0.1:8080 --metrics 127.0.0.1:9100
 
 In a terminal, a line on stderr shows the progress. Otherwise each checkpoint is a line of
-JSON there; while nothing is read, one a minute. Durations T are written 500ms, 1.5s, 10m
-or 1h.
+JSON there; while nothing is read, one a minute. --log-format text writes plain lines
+instead. Durations T are written 500ms, 1.5s, 10m or 1h.
 """
 STOPPING = "stopping after a last checkpoint, if anything runs (ask again to end at once)"
 ENDING_AT_ONCE = "ending at once, without a last checkpoint"
@@ -54,16 +51,10 @@ ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 def add(commands: Commands) -> None:
     parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
     add_pipeline(parser)
-    _add_running(parser)
-    settings = declared(RunOptions)
-    savepoints, checkpoints = parser.add_argument_group("savepoints"), parser.add_argument_group("checkpoints")
-    add_settings(savepoints, *declared(Restoration).values(), settings["allow_dropped_fields"])
-    add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
-    add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
-    add_cluster(parser)
-    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"], settings["traces"])
+    add_settings_of_run(parser)
     output = parser.add_argument_group("output, on stderr")
-    output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
+    add_settings(output, declared(RunOptions)["log_format"])
+    output.add_argument("--json", action="store_true", help="the same as --log-format json")
     output.add_argument(
         "--log-level",
         metavar="LEVEL",
@@ -72,7 +63,19 @@ def add(commands: Commands) -> None:
         help="the lowest level shown: error, warning, info (the default) or debug: also each step of the protocol, "
         "and each checkpoint of a run that reads nothing",
     )
-    output.add_argument("--verbose", action="store_true", help="the same as --json --log-level debug")
+    output.add_argument("--verbose", action="store_true", help="the same as --log-format json --log-level debug")
+
+
+def add_settings_of_run(parser: Parser) -> None:
+    """The options of a run that a settings file may have, too, and those of the cluster."""
+    _add_running(parser)
+    settings = declared(RunOptions)
+    savepoints, checkpoints = parser.add_argument_group("savepoints"), parser.add_argument_group("checkpoints")
+    add_settings(savepoints, *declared(Restoration).values(), settings["allow_dropped_fields"])
+    add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
+    add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
+    add_cluster(parser)
+    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"], settings["traces"])
 
 
 def _add_running(parser: Parser) -> None:
@@ -123,22 +126,23 @@ def _run(args: argparse.Namespace) -> int:
     from exactlyonce.connectors.kafka.errors import NotAuthorized
     from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from
-    from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
+    from exactlyonce.engines.local.reporting import TerminalReporter, reporter_for
     from exactlyonce.engines.local.run import Stopper, run_loaded
 
     args.json = args.json or args.verbose
     level = "debug" if args.verbose else args.log_level
-    options = options_from(settings_given(args))
+    options = options_from(settings_given(args) | ({"log_format": "json"} if args.json else {}))
+    args.json = options.log_format == "json"
     args.redact = options.client.redact
     options.client.check()
     pipeline = loaded(args)
-    name, in_terminal = pipeline.pipeline.name, sys.stderr.isatty() and not args.json
-    reporter: Reporter = TerminalReporter(level=level) if in_terminal else JsonReporter(level=level)
+    name, reporter = pipeline.pipeline.name, reporter_for(options.log_format, level)
+    in_terminal = isinstance(reporter, TerminalReporter)
     for warning in options.client.warnings:
         reporter.event(events.note(name, warning))
 
     def answer(again: bool) -> None:
-        show_from_handler(name, ENDING_AT_ONCE if again else STOPPING, in_terminal=in_terminal)
+        show_from_handler(reporter.line(events.note(name, ENDING_AT_ONCE if again else STOPPING)))
 
     args.stopper = Stopper(answer)
     try:

@@ -1,9 +1,15 @@
-"""`exactlyonce state`: shows the keyed state of operators at a checkpoint. It only reads."""
+"""`exactlyonce state`: shows the keyed state of operators at a checkpoint, and imports rows as such state.
+
+Invariant: nothing is changed but a new folder of `state import`, a savepoint.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+import gzip
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,32 +20,67 @@ from exactlyonce.cli.arguments import (
     Commands,
     add_cluster,
     add_command,
+    add_pipeline,
     add_pipeline_name,
     at_least_one,
     client,
+    loaded,
+    named,
     pipeline_name,
 )
 from exactlyonce.pipeline.avro import as_plain_schema, avro_of
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.sizes import shown_bytes
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.secrets import is_reference, look_up
+from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.views.state import KeyView, OperatorView, StateView
 
 _EXAMPLES = """\
+Show the state of a pipeline, or make a savepoint of state that comes from elsewhere.
+
+examples:
+  exactlyonce state show order-totals totals
+  exactlyonce state import orders:pipeline totals totals.jsonl --to /savepoints \\
+      --offsets group:legacy-app
+"""
+_SHOW = """\
 Show the state of a pipeline at its newest checkpoint, or at another retained one: without
 OPERATOR the operators that keep state, with it every key and its state. It is read from
 the blocks of the checkpoint, which name its type: the pipeline's code is not needed, and
 a running pipeline is not disturbed.
 
 examples:
-  exactlyonce state order-totals
-  exactlyonce state order-totals totals
-  exactlyonce state order-totals totals --key ann
-  exactlyonce state order-totals totals --at 41 --json > state.jsonl
+  exactlyonce state show order-totals
+  exactlyonce state show order-totals totals
+  exactlyonce state show order-totals totals --key ann
+  exactlyonce state show order-totals totals --at 41 --json > state.jsonl
 
 Write a key as it is, or in JSON: 7 finds the number and the text, '["ann", 1]' a tuple.
 Windows that are not over have a line for each key, with start and end in UTC.
+"""
+_IMPORT = """\
+Make a savepoint of rows, for a pipeline that takes over from another program: the state
+of OPERATOR by key, and the offsets at which the sources go on. Every row is checked
+against the types of the operator; the error names the row and the field, and nothing is
+written. `exactlyonce run MODULE:PIPELINE --from-savepoint URL` then begins with it.
+
+FILE has lines of JSON, also in .gz, or is a .parquet file; - is stdin. A row has a key
+and a state, {"key": "ann", "state": {"sum": 7}}, or the fields of the state beside the
+key, {"key": "ann", "sum": 7}. With --query, FILE is the place of the connection string
+of a PostgreSQL or MySQL, env:NAME or file:/path, and the columns are those of the query.
+
+examples:
+  exactlyonce state import orders:pipeline totals totals.jsonl --to /savepoints \\
+      --offsets group:legacy-app
+  exactlyonce state import orders:pipeline totals env:LEGACY_DSN --to /savepoints \\
+      --query "SELECT customer AS key, total AS state FROM totals" --offsets earliest
+  exactlyonce state show order-totals totals --json | jq -c '.state *= 100' |
+      exactlyonce state import orders:pipeline totals - --to /savepoints --base 42
+
+For several operators, import one after the other, each with the savepoint before as the
+--base: it has the offsets, and all state but that of OPERATOR.
 """
 _TIMES = ["start", "end"]
 _LINES = 1_000
@@ -47,19 +88,40 @@ _LINES = 1_000
 
 
 def add(commands: Commands) -> None:
+    usage, summary = "show|import PIPELINE [OPERATOR] [options]", "show or import the state of operators"
+    parser = add_command(commands, "state", usage, summary, _EXAMPLES, show)
+    parser.moved = ". `exactlyonce state PIPELINE` is `exactlyonce state show PIPELINE` now"
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     usage = "PIPELINE [OPERATOR] [options]"
-    parser = add_command(commands, "state", usage, "show the state of operators", _EXAMPLES, state)
-    add_pipeline_name(parser)
-    parser.add_argument("operator", metavar="OPERATOR", nargs="?", help="the id of an operator")
-    parser.add_argument("--key", metavar="K", help="show this key only")
-    parser.add_argument("--at", metavar="N", type=int, help="at checkpoint N (default: the newest)")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each key")
+    showing = add_command(actions, "show", usage, "the state of operators, by key", _SHOW, show)
+    add_pipeline_name(showing)
+    showing.add_argument("operator", metavar="OPERATOR", nargs="?", help="the id of an operator")
+    showing.add_argument("--key", metavar="K", help="show this key only")
+    showing.add_argument("--at", metavar="N", type=int, help="at checkpoint N (default: the newest)")
+    showing.add_argument("--json", action="store_true", help="a line of JSON for each key")
     help_text = f"the most keys shown (default: all in JSON, {_LINES:,} in a table)"
-    parser.add_argument("--limit", metavar="N", type=at_least_one, help=help_text)
-    add_cluster(parser)
+    showing.add_argument("--limit", metavar="N", type=at_least_one, help=help_text)
+    add_cluster(showing)
+    usage = "MODULE:PIPELINE OPERATOR FILE|- --to URL [options]"
+    importing = add_command(actions, "import", usage, "a savepoint of rows", _IMPORT, import_rows)
+    add_pipeline(importing)
+    importing.add_argument("operator", metavar="OPERATOR", help="the id of an operator that keeps state")
+    importing.add_argument("rows", metavar="FILE|-", help="the rows; see above")
+    importing.add_argument("--query", metavar="SQL", help="the rows are those of this query")
+    help_text = "write the savepoint below URL: /folder, hdfs://host:port/folder or s3://bucket/prefix"
+    importing.add_argument("--to", metavar="URL", required=True, help=help_text)
+    help_text = (
+        "where the sources go on: group:NAME, at the offsets of a consumer group; earliest; latest; a time; start, "
+        "where each source says itself; or offsets by topic and partition in JSON (default: those of --base)"
+    )
+    importing.add_argument("--offsets", metavar="WHERE", help=help_text)
+    help_text = "take over all other state from savepoint N, or from one that was exported to URL"
+    importing.add_argument("--base", metavar="N|URL", help=help_text)
+    importing.add_argument("--json", action="store_true", help="the result as one JSON document")
+    add_cluster(importing)
 
 
-def state(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     from exactlyonce.views.state import state_at
 
     if args.key is not None and args.operator is None:
@@ -71,6 +133,83 @@ def state(args: argparse.Namespace) -> int:
         else:
             _print(view, args)
     return 0
+
+
+def import_rows(args: argparse.Namespace) -> int:
+    """Write a savepoint of rows, and say where it is."""
+    from exactlyonce.engines.savepoints.seeding import seed
+
+    config, pipeline = client(args), loaded(args).pipeline
+    with closing(_rows(args.rows, args.query)) as rows:
+        states = {args.operator: rows}
+        seeded = seed(pipeline.build(), states, config, to=args.to, offsets=args.offsets, base=args.base)
+    count = seeded.rows[args.operator]
+    if seeded.unchecked:
+        text.to_stderr(
+            "The function of key_by has no annotation, so that the keys were not checked: the state of 7 is not that "
+            'of "7". Annotate it, as in `def customer(order: Order) -> str`, and import again.'
+        )
+    if args.json:
+        document = {
+            "pipeline": pipeline.name, "operator": args.operator, "rows": count, "offsets": seeded.saved.offsets,
+            "url": seeded.url,
+        }  # fmt: skip
+        print(msgspec.json.encode(document).decode())
+        return 0
+    print(f"{counted(count, 'row')} for operator {args.operator} of {pipeline.name}.")
+    print(f"Written to {seeded.url}")
+    print(f"`exactlyonce run {named(args)} --from-savepoint {seeded.url}` begins with it.")
+    return 0
+
+
+def _rows(place: str, query: str | None) -> Generator[Any]:
+    """The rows at *place*, one by one: lines of JSON, or columns by name."""
+    if query is not None:
+        yield from _query_rows(place, query)
+    elif place == "-":
+        yield from sys.stdin.buffer
+    elif is_reference(place):
+        raise ConfigError(f'{place} is the place of a connection string: add --query, as "SELECT ... AS key, ...".')
+    elif place.endswith(".parquet"):
+        yield from _parquet_rows(place)
+    else:
+        with _explained(place), gzip.open(place) if place.endswith(".gz") else open(place, "rb") as lines:
+            yield from lines
+
+
+def _query_rows(dsn: str, query: str) -> Iterator[Any]:
+    """The rows of *query* in the database that *dsn*, a reference, names."""
+    if not is_reference(dsn):
+        raise ConfigError("With --query, FILE is the place of a connection string: write env:NAME or file:/path.")
+    if look_up("FILE", dsn).startswith(("mysql:", "mariadb:")):
+        with needing("mysql", "pymysql", "--query in MySQL"):
+            from exactlyonce.connectors.mysql.address import MySQLAddress
+            from exactlyonce.connectors.mysql.session import MySQLSession
+        with closing(MySQLSession(lambda: MySQLAddress.parse(look_up("FILE", dsn)))) as session:
+            yield from session.objects(query)
+    else:
+        with needing("postgres", "psycopg", "--query in PostgreSQL"):
+            from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
+        with closing(PostgresConnection(dsn, Limits())) as connection:
+            yield from connection.objects(query)
+
+
+def _parquet_rows(place: str) -> Iterator[dict[str, Any]]:
+    with needing("files", "pyarrow", place):
+        import pyarrow.parquet
+    with _explained(place), pyarrow.parquet.ParquetFile(place) as file:
+        for batch in file.iter_batches(_LINES):
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def _explained(place: str) -> Iterator[None]:
+    """ConfigError where the file at *place* cannot be read."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{place} cannot be read: {why}. Nothing was written.") from None
 
 
 def _operators(view: StateView, *, as_json: bool) -> Iterator[str]:

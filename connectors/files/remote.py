@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, Protocol, cast
 
 from exactlyonce.connectors.blocks.folder import FolderOfLargeFiles, StoredFile
-from exactlyonce.connectors.blocks.storage import folder_of
 from exactlyonce.connectors.files.places import FoundFile, is_hidden
 
 RANGE_BYTES = 4 << 20
@@ -42,6 +41,8 @@ class RemotePlace:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        from exactlyonce.connectors.blocks.storage import folder_of  # with all that writes blocks: a local one has none
+
         root, _, inner = self.url.rpartition("/")
         self._folder = cast("VersionedFolder", folder_of(root, inner, "The source"))
 

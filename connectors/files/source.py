@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
 from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, JsonLines, Parquet
 from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
 from exactlyonce.connectors.files.remote import RemotePlace, is_remote
-from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
+from exactlyonce.connectors.splits import OpenSplit, PlacedDecoder, SplitDecoder, SplitSource, require_reached
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
+from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.pipeline.source import DISORDER, IDLE, TimeOf
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
+from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    from typing_extensions import TypedDict, TypeForm, Unpack
+
+    class _Options(TypedDict, total=False):
+        """What both ways to read files take."""
+
+        format: Literal["jsonl", "csv", "parquet", "avro"]
+        files: str
+        delimiter: str
+        header: bool
+        watch: Duration | None
+        forget_removed: bool
+        split_bytes: Size
+        name: str
+        on_error: OnError
+
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -59,7 +74,7 @@ class FileSource(SplitSource[T]):
       must have seen that the file was gone, see `watch`.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one folder.
     - *split_bytes*: the size of the parts, read in parallel, of a larger file of "jsonl" or "parquet".
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`, of each part of a file.
+    - *on_error*, *time*: as those of `KafkaSource`, of each part of a file.
 
     A file must be whole when it appears, as after a rename, and must not change. Once it is read, it may be removed.
     """
@@ -67,55 +82,23 @@ class FileSource(SplitSource[T]):
     path: str
     format: str
     files: str
-    watch: str | None
+    watch: Duration | None
     forget_removed: bool
-    split_bytes: int
+    split_bytes: Size
     name: str
     value_type: Any
 
+    # type checkers see no TypeForm in ``Order | None`` where there are overloads: hence the second one of each
     @overload
     def __init__(
-        self: FileSource[V],
-        path: str | os.PathLike[str],
-        *,
-        value: TypeForm[V] | Codec[V],
-        format: str = ...,
-        files: str = ...,
-        delimiter: str = ...,
-        header: bool = ...,
-        watch: str | None = ...,
-        forget_removed: bool = ...,
-        split_bytes: int = ...,
-        name: str = ...,
-        on_error: OnError = ...,
-        time: str | Callable[[V], Any] | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        on_time_error: OnError = ...,
-    ) -> None: ...
-
-    # type checkers see no TypeForm in ``Order | None`` where there are overloads
+        self: FileSource[V], path: str | os.PathLike[str], *, value: TypeForm[V] | Codec[V],
+        time: TimeOf[V] | None = ..., **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: FileSource[Any],
-        path: str | os.PathLike[str],
-        *,
-        value: Any,
-        format: str = ...,
-        files: str = ...,
-        delimiter: str = ...,
-        header: bool = ...,
-        watch: str | None = ...,
-        forget_removed: bool = ...,
-        split_bytes: int = ...,
-        name: str = ...,
-        on_error: OnError = ...,
-        time: TimeOf | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        on_time_error: OnError = ...,
-    ) -> None: ...
-
+        self: FileSource[Any], path: str | os.PathLike[str], *, value: Any, time: TimeOf[Any] | None = ...,
+        **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -125,15 +108,12 @@ class FileSource(SplitSource[T]):
         files: str = "*",
         delimiter: str = ",",
         header: bool = True,
-        watch: str | None = None,
+        watch: Duration | None = None,
         forget_removed: bool = False,
-        split_bytes: int = SPLIT_BYTES,
+        split_bytes: Size = SPLIT_BYTES,
         name: str = "",
         on_error: OnError = "fail",
-        time: TimeOf | None = None,
-        disorder: str = DISORDER,
-        idle: str | None = IDLE,
-        on_time_error: OnError = "fail",
+        time: TimeOf[Any] | None = None,
     ) -> None:
         where = f"{location(caller())}: FileSource"  # a path may hold a password
         if format not in FORMATS:
@@ -150,14 +130,12 @@ class FileSource(SplitSource[T]):
             "format": format,
             "files": files,
             "watch": watch,
+            "endless": watch is not None,
             "forget_removed": forget_removed,
             "split_bytes": split_bytes,
             "name": name,
             "on_error": on_error,
             "time": time,
-            "disorder": disorder,
-            "idle": idle,
-            "on_time_error": on_time_error,
             "value_type": value.type if isinstance(value, Codec) else value,
             "_reading": reading,
         }
@@ -166,8 +144,34 @@ class FileSource(SplitSource[T]):
 
     _reading: FileFormat
 
+    @overload
+    @classmethod
+    def records(
+        cls, path: str | os.PathLike[str], *, value: TypeForm[V] | Codec[V], time: TimeOf[Record[V]] | None = ...,
+        **options: Unpack[_Options],
+    ) -> FileSource[Record[V]]: ...  # fmt: skip
+    @overload
+    @classmethod
+    def records(
+        cls, path: str | os.PathLike[str], *, value: Any, time: TimeOf[Any] | None = ..., **options: Unpack[_Options]
+    ) -> FileSource[Record[Any]]: ...
+    @classmethod
+    def records(cls, path: str | os.PathLike[str], *, value: Any, **options: Any) -> FileSource[Any]:
+        """Reads files as `Record`: `topic` is the file, `partition` the number of its part, `offset` the record's
+        number in that from 0 on, `timestamp_ms` the time of the file, and `key` None.
+
+        The arguments are those of `FileSource`; a function for *time* takes the `Record`.
+        """
+        source = cls(path, value=value, **options)
+        object.__setattr__(source, "metadata", True)
+        return source
+
     @property
     def type(self) -> Any:
+        return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
+
+    @property
+    def timed_type(self) -> Any:
         return self.value_type
 
     @property
@@ -178,10 +182,6 @@ class FileSource(SplitSource[T]):
     @property
     def looks_at(self) -> str:
         return f"{self.place}: no file matches files={self.files!r}"
-
-    @property
-    def endless(self) -> bool:
-        return self.watch is not None
 
     def _folder(self) -> Place:
         return RemotePlace(self.path) if is_remote(self.path) else LocalPlace(self.path)
@@ -200,7 +200,7 @@ class FileSource(SplitSource[T]):
 
     def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
         with closing(self._folder().open(file)) as stream:
-            return self._reading.parts(file, stream, self.split_bytes)
+            return self._reading.parts(file, stream, byte_count(self.split_bytes))
 
     def left(self, position: SourceOffset) -> int:
         """A guess by the size of the file."""
@@ -208,7 +208,7 @@ class FileSource(SplitSource[T]):
             return 0
         split = FileSplit.parse(position.topic_id)
         whole = (split.begin, split.end) == (0, WHOLE)
-        size = split.file_size if whole else min(split.file_size, self.split_bytes)
+        size = split.file_size if whole else min(split.file_size, byte_count(self.split_bytes))
         return max(1, FILE_RECORDS + size // RECORD_BYTES - position.offset)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
@@ -217,7 +217,8 @@ class FileSource(SplitSource[T]):
         return OpenFile(position, self._folder(), self._reading)
 
     def decoder(self) -> SplitDecoder:
-        return self._reading.decoder()
+        decoder = self._reading.decoder()
+        return PlacedDecoder(decoder) if self.metadata else decoder
 
     def grants(self, user: str) -> Grants | None:
         """See `Source`."""
@@ -234,13 +235,9 @@ class FileSource(SplitSource[T]):
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             yield f"name={self.name!r} must be of letters, digits, '.', '_' and '-'"
-        if not is_count(self.split_bytes, SPLIT_BYTES_MIN):
-            yield f"split_bytes={self.split_bytes!r} must be an integer of {SPLIT_BYTES_MIN} at least"
+        yield from size_problems(self.split_bytes, "split_bytes", least=SPLIT_BYTES_MIN)
         if self.watch is not None:
-            try:
-                duration_ms(self.watch)
-            except (ConfigError, ValueError) as error:
-                yield f"watch={self.watch!r}: {error}"
+            yield from duration_problems(self.watch, "watch", least_ms=0)
 
     def describe(self) -> dict[str, Any]:
         """The folder and the format; how large the parts are is noted with each of them."""
@@ -249,6 +246,7 @@ class FileSource(SplitSource[T]):
             "path": self._folder().url,
             "files": self.files,
             **self._reading.describe(),
+            **({"metadata": True} if self.metadata else {}),
             **self.describe_time(),
         }
 
@@ -264,10 +262,10 @@ def _format(name: str, value: Any, delimiter: str, header: bool) -> FileFormat:
     return JsonLines(codec_for(value))
 
 
-class NoFile:
-    """The `OpenSplit` that only has a number; see `finding.NO_FILE`."""
+class NoFile(OpenSplit):
+    """A split that only has a number; see `finding.NO_FILE`."""
 
-    time_ms, ended, cursor = 0, True, None
+    ended = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -275,17 +273,11 @@ class NoFile:
     def read(self, records_max: int) -> list[Any]:
         return []
 
-    def buffered(self) -> int:
-        return 0
 
-    def close(self) -> None:
-        """Nothing is open."""
+class OpenFile(OpenSplit):
+    """A file, or a part of it."""
 
-
-class OpenFile:
-    """The `OpenSplit` of a file, or of a part of it."""
-
-    cursor = None
+    ended = False
 
     def __init__(self, position: SourceOffset, place: Place, reading: FileFormat) -> None:
         self._position, self._place = position, place
@@ -297,7 +289,6 @@ class OpenFile:
         self._blocks = reading.blocks(self._stream, self._file, split, position.offset)
         self._block: list[Any] = []
         self._at = 0
-        self.ended = False
         self._fill()
         if self.ended:
             self._require_reached(reading)

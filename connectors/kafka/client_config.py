@@ -164,12 +164,14 @@ class ClientConfig:
         """The settings with a literal secret, which must not be stored where others can read them."""
         return tuple(name for name, v in self.settings.items() if _SECRET.search(name) and not is_reference(v))
 
+    @property
+    def shown(self) -> dict[str, str]:
+        """The settings for people: literal secrets are hidden."""
+        hidden = dict.fromkeys(self.secrets_written_out, "***")
+        return {**self.settings, **hidden}
+
     def __repr__(self) -> str:
-        shown = (
-            f"{name}={'***' if _SECRET.search(name) and not is_reference(value) else value}"
-            for name, value in self.settings.items()
-        )
-        return f"ClientConfig({', '.join(shown)})"
+        return f"ClientConfig({', '.join(f'{name}={value}' for name, value in self.shown.items())})"
 
     def _resolved(self) -> dict[str, str]:
         """The settings with every reference resolved."""

@@ -195,16 +195,18 @@ class LetterEndings:
 
     def _commit(self, batch: Iterable[Outgoing]) -> None:
         self._call("begin_transaction")
-        for record in batch:
-            produce(self._producer, record)
         try:
+            for record in batch:
+                produce(self._producer, record)
             left = self._producer.flush(TIMEOUT_S)
-        except SystemError:  # the client raises it for a callback that comes while it learns that it is fenced
-            left = 1
-        if left or self._undelivered:
-            self._call("abort_transaction", TIMEOUT_S)
-            why = f": {self._undelivered[0]}" if self._undelivered else f": {left} records were not delivered in time"
-            raise BrokerUnavailable(f"{self._refused}{why}. {_AGAIN}")
+            why = f"{left} records were not delivered in time" if left else ""
+        except (KafkaException, SystemError) as error:  # the latter for a callback while the client learns of a fence
+            why = str(error)
+        if self._undelivered:
+            why = self._undelivered[0]
+        if why:
+            self._call("abort_transaction", TIMEOUT_S)  # or it says that another command has begun
+            raise BrokerUnavailable(f"{self._refused}: {why}. {_AGAIN}")
         self._call("commit_transaction", TIMEOUT_S)
 
     @property

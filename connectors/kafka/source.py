@@ -31,14 +31,24 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.pipeline.source import AHEAD, DISORDER, IDLE, Source, TimeOf, time_of
+from exactlyonce.pipeline.source import Source, TimeOf
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-    from typing_extensions import TypeForm
+    from typing_extensions import TypedDict, TypeForm, Unpack
 
     from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.connectors.kafka.topics import Topics
+
+    class _Options(TypedDict, total=False):
+        """What both ways to read a topic take."""
+
+        pattern: str | None
+        start: Start
+        start_group: str | None
+        cluster: Cluster | None
+        on_error: OnError
+
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -52,7 +62,9 @@ KEY_TYPES = (bytes, str, int, float, bool)
 
 @dataclass(frozen=True, init=False, eq=False)
 class KafkaSource(Source[T]):
-    """Reads a topic: ``KafkaSource("orders", value=Order)`` gives `Order`, with ``metadata=True`` `Record[Order]`.
+    """Reads a topic: ``KafkaSource("orders", value=Order)`` gives `Order`.
+
+    `KafkaSource.records` gives each with its key, timestamp and place.
 
     - *topic*: its name, or the names of several in a list: then the stream is the union of a source for each,
       ``<id>-<topic>``, with the other arguments in common. `Record.topic` tells them apart.
@@ -60,8 +72,6 @@ class KafkaSource(Source[T]):
       them are read from their earliest offset, also those that come while the pipeline runs.
     - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as ``AvroCodec(Order)``. A null
       value is an error unless the type admits None: ``value=Order | None``.
-    - *key*: the type of `Record.key`: bytes (the default), str, int, float, bool, or a codec of one of them. Only seen
-      with *metadata*.
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
@@ -69,13 +79,8 @@ class KafkaSource(Source[T]):
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
       outage that a codec meets (`Unavailable`, OSError) is none of these.
-    - *time*: the event time of a record, for windows: the name of a field of *value*, or a function of the record, in
-      ms since 1970, or an aware datetime. The next four are about it.
-    - *disorder*: how far a record may lie behind the latest one of its partition before it is late, as "5s".
-    - *idle*: the time without new records after which a partition holds back no others; None: it always does.
-    - *ahead*: how far a time may lie after the timestamp of its message; None: any. A record beyond it has no usable
-      time, for it would make all others late.
-    - *on_time_error* for a record without a usable time: as *on_error*.
+    - *time*: the event time of a record, for windows: an `EventTime`, or only its *at*: the name of a field of *value*,
+      or a function of the record.
     """
 
     topic_name: str
@@ -88,113 +93,36 @@ class KafkaSource(Source[T]):
     key_codec: Codec[Any]
     value_type: Any
     metadata: bool
+    """Whether it gives `Record`."""
     start: Start
     start_group: str | None
     cluster: Cluster | None
     on_error: OnError
-    time: TimeOf | None
-    disorder: str
-    idle: str | None
-    ahead: str | None
-    on_time_error: OnError
+    time: TimeOf[Any] | None
     is_changelog: bool
 
+    # type checkers see no TypeForm in ``Order | None`` where there are overloads: hence the second one of each
     @overload
     def __init__(
-        self: KafkaSource[V],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: TypeForm[V] | Codec[V],
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[False] = ...,
-        on_error: OnError = ...,
-        time: str | Callable[[V], Any] | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
-    ) -> None: ...
-
+        self: KafkaSource[V], topic: str | Sequence[str] = ..., *, value: TypeForm[V] | Codec[V],
+        time: TimeOf[V] | None = ..., **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: KafkaSource[Record[V]],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: TypeForm[V] | Codec[V],
-        key: type[Any] | Codec[Any] = ...,
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[True],
-        on_error: OnError = ...,
-        time: str | Callable[[Record[V]], Any] | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
-    ) -> None: ...
-
-    # type checkers see no TypeForm in ``Order | None`` where there are overloads
-    @overload
-    def __init__(
-        self: KafkaSource[Any],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: UnionType | type[Any],
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[False] = ...,
-        on_error: OnError = ...,
-        time: TimeOf | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: KafkaSource[Record[Any]],
-        topic: str | Sequence[str] = ...,
-        *,
-        pattern: str | None = ...,
-        value: UnionType | type[Any],
-        key: type[Any] | Codec[Any] = ...,
-        start: Start = ...,
-        start_group: str | None = ...,
-        cluster: Cluster | None = ...,
-        metadata: Literal[True],
-        on_error: OnError = ...,
-        time: TimeOf | None = ...,
-        disorder: str = ...,
-        idle: str | None = ...,
-        ahead: str | None = ...,
-        on_time_error: OnError = ...,
-    ) -> None: ...
-
+        self: KafkaSource[Any], topic: str | Sequence[str] = ..., *, value: UnionType | type[Any],
+        time: TimeOf[Any] | None = ..., **options: Unpack[_Options],
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         topic: str | Sequence[str] = (),
         *,
-        pattern: str | None = None,
         value: Any,
-        key: type[Any] | Codec[Any] | None = None,
+        pattern: str | None = None,
         start: Start = "earliest",
         start_group: str | None = None,
         cluster: Cluster | None = None,
-        metadata: bool = False,
         on_error: OnError = "fail",
-        time: TimeOf | None = None,
-        disorder: str = DISORDER,
-        idle: str | None = IDLE,
-        ahead: str | None = AHEAD,
-        on_time_error: OnError = "fail",
+        time: TimeOf[Any] | None = None,
     ) -> None:
         names = (topic,) if isinstance(topic, str) else tuple(topic)
         shown = repr(topic) if pattern is None else f"pattern={pattern!r}"
@@ -202,10 +130,10 @@ class KafkaSource(Source[T]):
             problem = _topics_problem(names, start)
         else:
             problem = _pattern_problem(pattern, names, start, start_group, cluster)
-        if problem := problem or _key_problem(key, metadata):
+        if problem:
             raise GraphError(f"{location(caller())}: KafkaSource({shown}): {problem}")
         try:
-            value_codec, key_codec = codec_for(value), codec_for(key or bytes)
+            value_codec = codec_for(value)
         except schema.UnsupportedType as error:
             raise GraphError(f"{location(caller())}: KafkaSource({shown}): {error}") from None
         fields = {
@@ -214,22 +142,43 @@ class KafkaSource(Source[T]):
             "pattern": pattern,
             "several": pattern is None and not isinstance(topic, str),
             "value_codec": value_codec,
-            "key_codec": key_codec,
+            "key_codec": codec_for(bytes),
             "value_type": value_codec.type if isinstance(value, Codec) else value,
-            "metadata": metadata,
+            "metadata": False,
             "start": start,
             "start_group": start_group,
             "cluster": cluster,
             "on_error": on_error,
             "time": time,
-            "disorder": disorder,
-            "idle": idle,
-            "ahead": ahead,
-            "on_time_error": on_time_error,
             "is_changelog": False,
         }
         for field, content in fields.items():
             object.__setattr__(self, field, content)
+
+    @overload
+    @classmethod
+    def records(
+        cls, topic: str | Sequence[str] = ..., *, value: TypeForm[V] | Codec[V], key: type[Any] | Codec[Any] = ...,
+        time: TimeOf[Record[V]] | None = ..., **options: Unpack[_Options],
+    ) -> KafkaSource[Record[V]]: ...  # fmt: skip
+    @overload
+    @classmethod
+    def records(
+        cls, topic: str | Sequence[str] = ..., *, value: UnionType | type[Any], key: type[Any] | Codec[Any] = ...,
+        time: TimeOf[Any] | None = ..., **options: Unpack[_Options],
+    ) -> KafkaSource[Record[Any]]: ...  # fmt: skip
+    @classmethod
+    def records(
+        cls, topic: str | Sequence[str] = (), *, value: Any, key: type[Any] | Codec[Any] = bytes, **options: Any
+    ) -> KafkaSource[Any]:
+        """Reads a topic as `Record`: ``KafkaSource.records("orders", value=Order, key=str)`` gives `Record[Order]`.
+
+        *key* is the type of `Record.key`: bytes, str, int, float, bool, or a codec of one of them. The other arguments
+        are those of `KafkaSource`; a function for *time* takes the `Record`.
+        """
+        if problem := _key_problem(key):
+            raise GraphError(f"{location(caller())}: KafkaSource.records({topic!r}): {problem}")
+        return cls(topic, value=value, **options)._with(metadata=True, key_codec=codec_for(key))
 
     @property
     def topic(self) -> str | None:
@@ -271,23 +220,18 @@ class KafkaSource(Source[T]):
 
     @property
     def type(self) -> Any:
-        """The value's type, or `Record` of it with metadata."""
+        """The value's type, or `Record` of it."""
         return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
 
     @property
     def timed_type(self) -> Any:
         return self.value_type
 
-    def time_function(self, time: TimeOf) -> Callable[[Any], Any]:
-        of_value = time_of(time, self.value_type)
-        by_field = self.metadata and isinstance(time, str)
-
-        def of(record: Any) -> Any:
-            return of_value(record.value) if by_field else of_value(record)
-
-        if self.is_changelog:
-            return lambda record: record.timestamp_ms if record.value is None else of(record)
-        return of if by_field else of_value
+    def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+        of = super().time_function(at)
+        if not self.is_changelog:
+            return of
+        return lambda record: record.timestamp_ms if record.value is None else of(record)
 
     @property
     def decode_value(self) -> Callable[[bytes | None], Any]:
@@ -358,6 +302,9 @@ class KafkaSource(Source[T]):
         from exactlyonce.connectors.kafka.start_group import committed
 
         return {**offsets, **committed(topics, source, self.start_group, self.topic_name)}
+
+    def starting(self, start: Start | None, group: str | None) -> KafkaSource[T]:
+        return self._with(start=self.start if start is None else start, start_group=group)
 
     def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
         """The offsets of *start*."""
@@ -517,11 +464,7 @@ def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:
     return shared_name_problem(map(str, topics))
 
 
-def _key_problem(key: Any, metadata: bool) -> str | None:
-    if key is None:
-        return None
-    if not metadata:
-        return "key= is only seen with metadata=True, as record.key"
+def _key_problem(key: Any) -> str | None:
     names = ", ".join(type_.__name__ for type_ in KEY_TYPES)
     if isinstance(key, Codec):
         of = schema.type_name(key.type)

@@ -38,7 +38,7 @@ def committed(topics: Topics, source: str, group: str, topic: str) -> dict[int, 
         raise ConfigError(
             f"Source {source!r} is to begin where group {group!r} has got to in topic {topic!r}, and the group has no "
             f"offset there: its name is wrong, it never committed any, or they have expired "
-            f"(offsets.retention.minutes). Correct start_group=, or leave it out and give start=."
+            f"(offsets.retention.minutes). Correct the group's name, or begin elsewhere, as by start=."
         )
     problems = [
         f"{topic}[{partition}] offset {offset}: {problem}"

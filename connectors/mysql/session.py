@@ -13,6 +13,7 @@ from typing import Any
 
 import pymysql
 from pymysql.constants import SERVER_STATUS
+from pymysql.cursors import SSDictCursor
 
 from exactlyonce.connectors.mysql.address import MySQLAddress
 from exactlyonce.connectors.mysql.refusals import LOST, as_ours, number_of, timed_out
@@ -78,6 +79,21 @@ class MySQLSession:
         if self._connection is None:
             self._connect()
         return self._ask(sql, values)
+
+    def objects(self, query: str) -> Iterator[dict[str, Any]]:
+        """The rows of *query*, which reads only, by column; they come while the server has the query open."""
+        if self._connection is None:
+            self._connect()
+        address = self.address
+        self._ask("SET SESSION TRANSACTION READ ONLY", ())
+        try:
+            with self._open.cursor(SSDictCursor) as cursor:
+                cursor.execute(query)
+                yield from cursor.fetchall_unbuffered()
+        except pymysql.MySQLError as error:
+            raise as_ours(error, address, self._timeout_s) from None
+        finally:
+            self.close()
 
     def send(self, sql: bytes) -> None:
         """Run a statement without rows in its answer, within a transaction, without substitution of values."""

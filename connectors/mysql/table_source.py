@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, look_up, shown_reference
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 
@@ -37,7 +40,7 @@ class MySQLTableSource(TableSource[T]):
     - *one_snapshot*: stop the pipeline where reading is interrupted after its first checkpoint. Otherwise the rest is
       read as of a later moment: each key is read once, but not all as of one moment.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     kind = "mysql"
@@ -46,7 +49,7 @@ class MySQLTableSource(TableSource[T]):
     _: KW_ONLY
     dsn: str = field(repr=False)
     key: str | tuple[str, ...]
-    value: Any
+    value: TypeForm[T]
     one_snapshot: bool = False
     name: str = ""
 

@@ -38,6 +38,8 @@ _KEEPALIVE = {
 """The client's limits for a dead peer; the connection string may override them."""
 IDLE_S = 60
 """The limit for a silent client within a transaction, after which the server ends it."""
+PAGE_ROWS = 2_000
+"""The rows of `objects` that are in memory at once."""
 _SLOW = (
     "See whether the server is overloaded, stopped or unreachable; if it is at work for so long, as where triggers or "
     "indexes make rows slow, set answer_timeout= of the sink."
@@ -108,6 +110,18 @@ class PostgresConnection:
         with self._translated() as connection:
             cursor = psycopg.Cursor(connection).execute(query.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
+
+    def objects(self, query: str) -> Iterator[bytes]:
+        """The rows of *query*, which reads only, each as a JSON object of its columns; a page of them at a time."""
+        self.begin("exactlyonce rows", IDLE_S, snapshot="")
+        try:
+            self.ask(f"DECLARE rows NO SCROLL CURSOR FOR SELECT row_to_json(r)::text FROM ({query.rstrip(' ;')}) r")
+            while page := self.ask(f"FETCH {PAGE_ROWS} FROM rows"):
+                for (row,) in page:
+                    yield row.encode()
+        finally:
+            self._roll_back()
+            self._within = False
 
     def changed_by(self, query: str, *values: object) -> int:
         with self._translated() as connection:

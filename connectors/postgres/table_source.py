@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.dsn import has_password
@@ -16,6 +16,9 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, shown_reference
 from exactlyonce.pipeline.sizes import is_count
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ class PostgresTableSource(TableSource[T]):
     - *one_snapshot*: stop the pipeline where the run that began to read the table has ended before its last row.
       Otherwise the next run reads the rest as of a later moment: each key is read once, but not all as of one moment.
     - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*, *disorder*, *idle*, *on_time_error*: as those of `KafkaSource`.
+    - *on_error*, *time*: as those of `KafkaSource`.
     """
 
     kind = "postgres"
@@ -43,7 +46,7 @@ class PostgresTableSource(TableSource[T]):
     _: KW_ONLY
     dsn: str = field(repr=False)
     key: str | tuple[str, ...]
-    value: Any
+    value: TypeForm[T]
     splits: int = 8
     one_snapshot: bool = False
     name: str = ""

@@ -97,19 +97,20 @@ def advance(
     submit_small: Submit | None = None,
     splittable: set[str] | None = None,
     to: Sequence[Reading] = (),
+    without_output: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
     *connections* have recovered; *staging* is a folder that all units see, or a URL of HDFS or S3. *submit_small*, if
     given, runs publications of little output. *splittable* is that of a `Computation`. *to*: the ranges after which a
-    clean end follows, where one does.
+    clean end follows, where one does. *without_output*: only state is computed.
     Raises `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock, leader = SystemClock(), connections.leader
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as files:
-        common = _common(loaded, options, connections, manifest, physical, files)
+        common = _common(loaded, options, connections, manifest, physical, files, without_output=without_output)
         client = options.client.as_text
         may_split = bool(splittable)
         receipts = compute(physical, common, client, ranges, submit, splittable=splittable)
@@ -135,6 +136,7 @@ def advance(
         base=manifest.checkpoint,
         previous=manifest.checkpoint,
         final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
+        without_output=without_output,
         triggered_ms=began_ms,
         attempt=leader.attempt,
         acks={(ack.task, ack.subtask): ack for ack in acks},
@@ -163,8 +165,11 @@ def _common(
     manifest: Manifest,
     physical: Plan,
     files: str,
+    *,
+    without_output: bool,
 ) -> Stage:
     return Stage(
+        without_output=without_output,
         reference=loaded.reference,
         fingerprint=physical.graph.fingerprint(),
         parallelism=physical.parallelism,

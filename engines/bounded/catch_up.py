@@ -141,10 +141,7 @@ class Summary:
     @property
     def offsets(self) -> dict[str, dict[int, int]]:
         """The offset at which the next work begins, by source and partition."""
-        offsets: dict[str, dict[int, int]] = {}
-        for position in self.manifest.offsets:
-            offsets.setdefault(position.source, {})[position.partition] = position.offset
-        return offsets
+        return self.manifest.offsets_by_source
 
     @property
     def skipped_count(self) -> int:
@@ -198,6 +195,8 @@ class CatchUp:
     follow: bool = False
     small_here: bool = False
     """Whether small chunks are computed in this process. `lead` drops it for a plan with many units."""
+    no_output: bool = False
+    """Whether only state is computed, since the outputs are another application's."""
     take_over: bool = False
     """Whether an instance that seems to run is fenced."""
     command_name: str = ""
@@ -227,6 +226,11 @@ class CatchUp:
             raise ConfigError(
                 f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {self._name}` or "
                 f"`exactlyonce run {self._name}`."
+            )
+        if self.no_output and latest is not None and not begins and not latest.has_no_output:
+            raise ConfigError(
+                f"{name} has written output up to checkpoint {latest.checkpoint}: {setting('no_output')} is for "
+                f"history before its first output. Leave it out."
             )
         if not begins:
             self._refuse_unaligned(latest)
@@ -332,8 +336,9 @@ class CatchUp:
     ) -> PipelineConnections:
         """The connections of a leader that has looked, and fenced nobody."""
         connections = PipelineConnections(
-            physical, self.options, note, lambda *_: None, self.loaded.reference, (submit, staging)
-        )
+            physical, self.options, note, lambda *_: None, self.loaded.reference, (submit, staging),
+            without_output=self.no_output,
+        )  # fmt: skip
         try:
             connections.look()
         except BaseException:
@@ -381,7 +386,7 @@ class CatchUp:
                 self.loaded, self.options, connections, summary.manifest, ranges=chunk,
                 submit=partial(with_upkeep, in_process_keeping if here else submit), submit_small=publish,
                 staging=THIS_MACHINE if here else staging, splittable=self._splittable,
-                to=() if self.follow else remaining,
+                to=() if self.follow else remaining, without_output=self.no_output,
             )  # fmt: skip
             remaining = rest(remaining, chunk, advanced.manifest.offsets)
             summary.add(advanced)

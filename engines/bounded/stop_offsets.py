@@ -21,6 +21,7 @@ from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
 from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.moments import moment_of
+from exactlyonce.pipeline.names import group_named
 
 ENDLESS = 1 << 62
 LATEST = -1
@@ -30,10 +31,11 @@ _decoder = msgspec.json.Decoder(dict[str, dict[str, int]])
 
 @dataclass(frozen=True)
 class StopOffsets:
-    """`latest`, or *offsets* by topic and partition, or *moment*: records before it."""
+    """`latest`, or *offsets* by topic and partition, or *moment*: records before it, or those of a consumer *group*."""
 
     offsets: Mapping[str, Mapping[int, int]] | None = None
     moment: datetime | None = None
+    group: str | None = None
 
     @classmethod
     def of(cls, to: object) -> StopOffsets:
@@ -67,24 +69,29 @@ class StopOffsets:
 
         >>> StopOffsets.parse('{"orders": {"0": 120, "1": -1}}').offsets
         {'orders': {0: 120, 1: -1}}
-        >>> StopOffsets.parse("2026-11-01T00:00:00Z").moment
+        >>> StopOffsets.parse("2026-11-01").moment
         datetime.datetime(2026, 11, 1, 0, 0, tzinfo=datetime.timezone.utc)
+        >>> StopOffsets.parse("group:legacy-app").group
+        'legacy-app'
         """
         if text == "latest":
             return cls()
         if text.startswith("{"):
             return cls(offsets=_offsets(text))
+        if (group := group_named(text)) is not None:
+            return cls(group=group)
         if (moment := moment_of(text)) is None:
             raise ConfigError(
-                f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, or offsets by topic and "
-                f'partition as {{"orders": {{"0": 120, "1": -1}}}}, where -1 is the latest.'
+                f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, a day as 2026-11-01, "
+                f"group:NAME for the offsets of a consumer group, or offsets by topic and partition as "
+                f'{{"orders": {{"0": 120, "1": -1}}}}, where -1 is the latest.'
             )
         return cls(moment=moment)
 
     def ends(self, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
         """The ends by source and partition; *starts* are the offsets where the work stands."""
         patterns = inputs.patterns
-        refused = set() if self.offsets is None else {*inputs.others}
+        refused = set() if self.offsets is None and self.group is None else {*inputs.others}
         refused |= set() if self.moment is None else inputs.others.keys() - patterns
         if refused:
             raise ConfigError(
@@ -99,6 +106,9 @@ class StopOffsets:
             latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
             if self.offsets is not None:
                 ends[id] = _named(self.offsets.get(source.place, {}), source.place, starts[id], latest)
+            elif self.group is not None:
+                committed = source.starting("earliest", self.group).first_offsets(id, topics)
+                ends[id] = _named(committed, source.place, starts[id], latest)
             elif moment_ms is not None:
                 ends[id] = topics.offsets_at(source.topic, moment_ms)
             else:
@@ -148,10 +158,10 @@ def readings(
     """
 
     def is_guessed(source: str, start: SourceOffset) -> bool:
-        return source in others and start.in_cluster is None
+        return source in others and start.in_cluster is None and not others[source].grows
 
     def end(source: str, start: SourceOffset) -> int:
-        if is_guessed(source, start):
+        if source in others and start.in_cluster is None:
             return start.offset + others[source].left(start)
         return max(start.offset, ends.get(source, {}).get(start.partition, start.offset))
 

@@ -36,6 +36,10 @@ class Reporter:
         """Report an event; `event["event"]` is its kind."""
         raise NotImplementedError
 
+    def line(self, event: Mapping[str, Any]) -> str:
+        """*event* as a line."""
+        raise NotImplementedError
+
     def live(self, figures: Mapping[str, Any]) -> None:
         """Report the figures now, about twice a second."""
 
@@ -52,25 +56,43 @@ class Reporter:
 class EventReporter(Reporter):
     """Hands events of *level* or graver to *on_event*."""
 
-    def __init__(self, on_event: Callable[[Mapping[str, Any]], None], *, level: str = "info") -> None:
+    def __init__(self, on_event: Callable[[dict[str, Any]], object], *, level: str = "info") -> None:
         self._on_event = on_event
         self._is_selected = events.Selection(level)
 
     def event(self, event: Mapping[str, Any]) -> None:
         if self._is_selected(event):
-            self._on_event(event)
+            self._on_event(dict(event))
 
 
-class JsonReporter(EventReporter):
-    """Writes a line of JSON for each event of *level* or graver."""
+class LineReporter(EventReporter):
+    """Writes a line for each event of *level* or graver."""
 
     def __init__(self, stream: TextIO | None = None, *, level: str = "info") -> None:
         super().__init__(self._write, level=level)
         self._stream = stream or sys.stderr
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        self._stream.write(json.dumps(event) + "\n")
+        self._stream.write(self.line(event) + "\n")
         self._stream.flush()
+
+
+class JsonReporter(LineReporter):
+    """Writes a line of JSON for each event."""
+
+    def line(self, event: Mapping[str, Any]) -> str:
+        return json.dumps(event)
+
+
+class TextReporter(LineReporter):
+    """Writes a line for each event as logs have it: time, level, pipeline, and what happened."""
+
+    def line(self, event: Mapping[str, Any]) -> str:
+        head = f"{event['at']} {events.level_of(event['event']):<7} {event['pipeline']}:"
+        if "text" in event:
+            return f"{head} {event['text']}"
+        facts = [f"{name}={value}" for name, value in event.items() if name not in ("event", "at", "at_ms", "pipeline")]
+        return " ".join([head, event["event"], *facts])
 
 
 class TerminalReporter(Reporter):
@@ -91,6 +113,9 @@ class TerminalReporter(Reporter):
             self._say(str(event["text"]))
         elif event["event"] == "started":
             self._say(f"{event['pipeline']}: incarnation {event['incarnation']}, from checkpoint {event['checkpoint']}")
+
+    def line(self, event: Mapping[str, Any]) -> str:
+        return f"\r\x1b[K{event['text']}"
 
     def _say(self, text: str) -> None:
         self._erase()
@@ -124,6 +149,14 @@ class TerminalReporter(Reporter):
     def close(self) -> None:
         self._erase()
         self._stream.flush()
+
+
+def reporter_for(log_format: str, level: str) -> Reporter:
+    """The reporter on stderr for a `RunOptions.log_format`."""
+    in_terminal = sys.stderr.isatty()
+    if log_format == "json" or (log_format == "auto" and not in_terminal):
+        return JsonReporter(level=level)
+    return TerminalReporter(level=level) if in_terminal else TextReporter(level=level)
 
 
 class Report:

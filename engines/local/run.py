@@ -8,11 +8,11 @@ restart strategy and one clock, so that any completed checkpoint counts as progr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
@@ -28,7 +28,7 @@ from exactlyonce.engines.local.monitoring.page import Page
 from exactlyonce.engines.local.monitoring.serving import Paths, serving
 from exactlyonce.engines.local.monitoring.spans import exporting
 from exactlyonce.engines.local.monitoring.waiting import WaitingNow
-from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
+from exactlyonce.engines.local.reporting import EventReporter, Report, Reporter, reporter_for
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
 from exactlyonce.engines.plan import Plan, plan
@@ -53,6 +53,10 @@ from exactlyonce.pipeline.errors import (
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.running import LocalSettings, RunResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 START_PAUSE_MS = 1_000
 """Before a start tries again."""
@@ -286,20 +290,22 @@ def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> 
             ended.wait(LOOK_PAUSE_MS / 1000)
 
 
-def run(
-    loaded: Loaded,
-    *,
-    on_event: Callable[[Mapping[str, Any]], None] | None = None,
-    log_level: str = "info",
-    **options: Any,
-) -> Manifest | None:
-    """Implements `Pipeline.run`: *options* are those of `exactlyonce run`, with underscores.
+def run(loaded: Loaded, **settings: Unpack[LocalSettings]) -> RunResult | None:
+    """Implements `exactlyonce.run` for the engine "local".
 
-    One thread calls *on_event* with each event of *log_level* or graver. Without it, each is a line of JSON on stderr.
+    One thread calls *on_event* with each event of *log_level* or graver. Without it, each is a line on stderr.
     """
     from exactlyonce.engines.configuration import options_from
 
+    on_event, log_level = settings.pop("on_event", None), settings.pop("log_level", "info")
     if on_event is not None and not callable(on_event):
         raise ConfigError(f"on_event is {on_event!r}: give a function that takes an event, a dict.")
-    reporter = JsonReporter(level=log_level) if on_event is None else EventReporter(on_event, level=log_level)
-    return run_loaded(loaded, options_from(options), reporter)
+    checked = options_from(settings)
+    if on_event is None:
+        reporter = reporter_for(checked.log_format, log_level)
+    else:
+        reporter = EventReporter(on_event, level=log_level)
+    manifest = run_loaded(loaded, checked, reporter)
+    if manifest is None:
+        return None
+    return RunResult(manifest.pipeline, manifest.checkpoint, manifest.offsets_by_source)

@@ -7,6 +7,7 @@ Invariant: a task has the same operators in every engine, in the same order, wir
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
+from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
 from exactlyonce.engines.runtime import expiry, in_flight, joins, ordering, revisions, timers, window_joins, windows
@@ -43,6 +45,7 @@ from exactlyonce.pipeline.errors import (
     InvariantViolation,
     text_of,
 )
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
@@ -225,7 +228,7 @@ class TaskOperators:
         if self.order is not None:
             self.order.over(operator.id)
         del self.firings[0]
-        operator.pass_on(operator.watermark, idle=operator.idle)
+        operator.passes_on(Watermark(operator.watermark, operator.idle))
         operator.take_next()
 
     def fire_all(self) -> None:
@@ -237,6 +240,28 @@ class TaskOperators:
         operator = self.firings[0]
         operator.fire(sys.maxsize, FIRED_TOGETHER)
         self._end_firing(operator)
+
+    def begin_within(self, due: Mapping[str, Sequence[Watermark]]) -> None:
+        """An interval begins with results of these operators due, see `TimedOperator.due`; the times of the inputs
+        come next, then `begun`."""
+        if self.order is not None:
+            self.order.begins_within(due)
+        self.firings += [self.by_id[name] for name in due]
+        for name, (_, *rest) in due.items():
+            self.by_id[name].begin_within(*rest)
+        for name, (passed_on, *_) in due.items():
+            if passed_on.value != NO_WATERMARK:
+                self.by_id[name].passes_on(passed_on)
+
+    def begun(self, due: Collection[str]) -> None:
+        """The times of an interval that began within a firing are known: operators with nothing due pass theirs on."""
+        if self.order is not None:
+            self.order.begun()
+        held = [operator for operator in self.firings if operator.id in due]
+        while len(self.firings) > len(held):
+            place = next(place for place, operator in enumerate(self.firings) if operator.id not in due)
+            self.firings.insert(0, self.firings.pop(place))
+            self._fire_whole()
 
     def fire_along(self, name: str, count: int, *, over: bool) -> bool:
         """Let operator *name* give what an earlier run has noted as *count*, and be *over* then or not; those before it
@@ -272,7 +297,8 @@ class TaskOperators:
         self.interrupt()
         order, answers = None, self.answers.cut()
         if self.order is not None and not (self.order.empty and not answers and exact):
-            order = self.order.cut(exact=exact, answers=answers)
+            due = {operator.id: operator.due for operator in self.firings}
+            order = self.order.cut(exact=exact, answers=answers, due=due)
         for operator in self.by_id.values():
             operator.settle()
         tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
@@ -305,6 +331,30 @@ def refuse_to_distribute(graph: LogicalGraph, manifest: Manifest, parallelism: i
                 f"Operator {snapshot.operator!r} is keyed by the source's partitions (key_by(..., partitioned=True)), "
                 f"so its state cannot be distributed anew: run it with parallelism {snapshot.parallelism}, as before."
             )
+
+
+def key_places(
+    graph: LogicalGraph, node: Node, manifest: Manifest, parallelism: int, subtask: int
+) -> ops.KeyPlaces | None:
+    """The keys of *node*, a KEY_BY, that the partitions of its sources place in *subtask*; None: key groups place them,
+    or all are in one subtask. Raises GraphError for sources of unequal partitions, or that *manifest* lacks."""
+    if not node.partitioned or parallelism == 1:
+        return None
+    counts = Counter(offset.source for offset in manifest.offsets)
+    sources = sorted(source.id for source in graph.sources if source.id in graph.above(node.id))
+    if new := [source for source in sources if source not in counts]:
+        raise GraphError(
+            f"{node.id!r} has partitioned=, and source {new[0]!r} is new since checkpoint {manifest.checkpoint}, which "
+            f"does not say how many partitions place its keys. Leave partitioned= out and begin from a savepoint; or "
+            f"begin anew, with `exactlyonce reset`."
+        )
+    if len({counts[source] for source in sources}) > 1:
+        raise GraphError(
+            f"{node.id!r} has partitioned=, and its sources {', '.join(sources)} have "
+            f"{', '.join(str(counts[source]) for source in sources)} partitions: a key has its state in one subtask "
+            f"only if all have as many. Leave partitioned= out, so that records are shuffled."
+        )
+    return ops.KeyPlaces(node.partitioner or DEFAULT, counts[sources[0]], parallelism, subtask)
 
 
 @dataclass
@@ -394,6 +444,10 @@ class Assembler:
             operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
         elif node.stateful:
             operator = self._stateful(node, cast("Any", function), ends, operators)
+        elif node.kind is Kind.KEY_BY:
+            apart = node.partitioned or node.type is UNKNOWN
+            places = key_places(self.plan.graph, node, self.manifest, self.plan.parallelism, self.subtask)
+            operator = ops.KeyBy(node.id, cast("Any", function), None if apart else in_utc(node.type), places)
         else:
             operator = _stateless(node, cast("Any", function))
         operator.sides = {name: [] for name in node.outputs}
@@ -612,9 +666,6 @@ def _open(node: Node, function: Any, context: Context) -> None:
 def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
     if node.kind in _OF_FUNCTION:
         return _OF_FUNCTION[node.kind](node.id, function)
-    if node.kind is Kind.KEY_BY:
-        apart = node.partitioned or node.type is UNKNOWN
-        return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
-    if node.kind is Kind.PROCESS:
-        return ops.Process(node.id, function)
+    if node.kind is Kind.SPLIT:
+        return ops.Split(node.id, function)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -265,7 +265,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                     yield Due(slot, len(alone), Results(alone, [slot] * len(alone)), len(own), group, own)
                 self.table.drop(slot, (group,))
             self.table.drop(slot, groups)
-            yield nothing_at(slot)
+            yield nothing_at(slot, 0 if any(self._alone) else 1)
 
     def _without_partner(self, keys: Sequence[bytes], states: Sequence[State]) -> Iterator[Joined[Any, Any, Any]]:
         (left_alone, right_alone), key_of = self._alone, self.read_keys.one
@@ -450,8 +450,8 @@ class AsOfJoiner(Joiner[AsOf]):
             for group in groups:
                 for key in self.table.read(slot, group)[0]:
                     self._forget(key, watermark)
+                self.table.drop(slot, (group,))
                 yield nothing_at(slot)
-            self.table.drop(slot, groups)
 
     def _answered(self, due: Sequence[EarlyLeft], known: dict[bytes, tuple[Any, Sequence[Any]]]) -> Results:
         """The results of records that are *due*. *known* are keys that were read, each with its versions."""

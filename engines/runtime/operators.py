@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
@@ -226,16 +227,73 @@ class Pass(BatchOperator):
         self.push(batch)
 
 
+class KeyPlaces:
+    """The keys whose state is in *subtask*, where keys are placed by the partitions of a topic.
+
+    A partitioner gives each key one partition, and sources give partition *p* to subtask ``p % parallelism``. So a
+    record that comes to another subtask proves that the topic is not partitioned so, without a look at any other.
+    """
+
+    def __init__(self, partitioner: str, partitions: int, parallelism: int, subtask: int) -> None:
+        self.partitioner, self.partitions = partitioner, partitions
+        self.parallelism, self.subtask = parallelism, subtask
+        self._own: set[bytes] = set()
+        """Some of the canonical keys that `misplaced` has found in their place."""
+
+    def misplaced(self, keys: Sequence[bytes]) -> int | None:
+        """The place in canonical *keys* of the first one whose state is elsewhere; None: none is."""
+        if self._own.issuperset(keys):
+            return None
+        new = list(set(keys) - self._own)
+        partitions = dict(zip(new, self.partitions_of(new), strict=True))
+        wrong = {key for key, at in partitions.items() if at is None or at % self.parallelism != self.subtask}
+        if wrong:
+            return next(place for place, key in enumerate(keys) if key in wrong)
+        if len(self._own) > KEYS_REMEMBERED:
+            self._own.clear()
+        self._own.update(new)
+        return None
+
+    def partitions_of(self, keys: Sequence[bytes]) -> list[int | None]:
+        """The partition of the message with each canonical key: text in UTF-8, an int in digits, bytes as they are.
+        None: it has none of its own."""
+        values = map(msgspec.msgpack.decode, keys)
+        messages = [str(value).encode() if isinstance(value, str) or type(value) is int else value for value in values]
+        place = PARTITIONERS[self.partitioner]
+        if self.partitioner.startswith("murmur2") and all(isinstance(message, bytes) for message in messages):
+            return [*key_groups(messages, self.partitions)]  # many at once are far cheaper
+        return [place(message, self.partitions) if isinstance(message, bytes) else None for message in messages]
+
+    def error(self, operator: str, key: bytes, origin: Origin) -> RecordError:
+        """The error of the record at *origin*, whose *key* belongs to another subtask."""
+        (partition,) = self.partitions_of([key])
+        where = "no partition" if partition is None else f"partition {partition} of {self.partitions}"
+        return RecordError(
+            f"{operator!r} has partitioned=, and {shown_origin(origin)} has the key "
+            f"{msgspec.msgpack.decode(key)!r:.100}, which belongs to {where}, by {self.partitioner}. The job has "
+            f"stopped before it, for another subtask may have the state of that key; nothing is lost. Name the "
+            f'partitioner by which the topic was written, as partitioned="consistent_random", that of librdkafka; or '
+            f"leave partitioned= out, so that records are shuffled, and begin from a savepoint or with `exactlyonce "
+            f"reset`.",
+            **facts_of(operator, origin),
+        )
+
+
+KEYS_REMEMBERED = 1 << 18
+
+
 @dataclass(slots=True)
 class KeyBy(BatchOperator):
     fn: Callable[[Any], Any]
     in_utc: Callable[[Any], Any] | None = None
     """Brings points in time to UTC, as a shuffle would, whether there is one or not."""
+    places: KeyPlaces | None = None
+    """Of keys that partitions place in more than one subtask."""
 
     def __call__(self, batch: Batch) -> None:
         if self.dead_letters is not None:  # in one call, so that a record fails as a whole
             batch, pairs = self.apply(self._keyed, batch)
-            self.push(batch.of([record for _, record in pairs]).keyed([key for key, _ in pairs]))
+            self._push(batch.of([record for _, record in pairs]), [key for key, _ in pairs])
             return
         values = batch.of(self.apply(self.fn, batch)[1])
         try:
@@ -244,6 +302,11 @@ class KeyBy(BatchOperator):
             _, keys = self.apply(explained_key, values, again=True)
         if self.in_utc is not None:
             batch = batch.of(self.apply(self.in_utc, batch, again=True)[1])
+        self._push(batch, keys)
+
+    def _push(self, batch: Batch, keys: list[bytes]) -> None:
+        if self.places is not None and (wrong := self.places.misplaced(keys)) is not None:
+            raise self.places.error(self.id, keys[wrong], batch.origins[wrong])
         self.push(batch.keyed(keys))
 
     def _keyed(self, record: Any) -> tuple[bytes, Any]:
@@ -420,7 +483,7 @@ class Stateful(StateCalls):
 
 
 @dataclass(slots=True)
-class Process(BatchOperator):
+class Split(BatchOperator):
     """A function that emits to its main output and to side outputs."""
 
     fn: Callable[[Any, Callable[..., None]], Any]

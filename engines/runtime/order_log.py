@@ -9,7 +9,10 @@ the watermarks that the inputs have, and with the clock: a replay knows no earli
 
 What a watermark or the clock makes due is out before the next entry, and not in the log. If others had a turn during
 the firing, or the batches matter, its operator has entries: FIRED counts what was given before others had a turn, OVER
-what was given then until its end. An interval that begins within a firing has an empty FIRED after the times.
+what was given then until its end.
+
+An interval that begins within a firing says so first: FIRING counts the entries that come next, the watermarks of the
+operators with something due, in their order, see `TimedOperator.due`. An empty FIRING ends the times of the beginning.
 
     part of answers = msgpack array: the operator's input alone, nothing, zero, bodies
 
@@ -18,10 +21,11 @@ The answers of services come after all runs, by operator; see `engines.runtime.a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -35,8 +39,8 @@ PART_SIZE_MAX = 512 * 1024
 NOT_A_SOURCE = -1
 """The partition of a channel, of a watermark, and of the clock."""
 RECORDS, WATERMARK, IDLE, FLOOR, CLOCK, ANSWERS = "", "watermark", "idle", "floor", "clock", "answers"
-FIRED, OVER = "fired", "over"
-_COUNTED = (RECORDS, FIRED, OVER)
+FIRED, OVER, FIRING = "fired", "over", "firing"
+_COUNTED = (RECORDS, FIRED, OVER, FIRING)
 """The kinds whose number is no time."""
 
 
@@ -49,10 +53,11 @@ class LoggedInput(NamedTuple):
     """WATERMARK: the input advances to this time; IDLE: likewise, and it is idle. FLOOR: that of the partition, which
     was idle, begins there. CLOCK: operators that go by it are told this time. ANSWERS: the bodies of a part are of
     the operator of this name. FIRED, OVER: the operator of this name has given so much, see `Due.taken`; then others
-    had a turn, or its firing was over."""
+    had a turn, or its firing was over. FIRING: see above."""
 
 
 INEXACT = LoggedInput("", -2)
+_FIRING = LoggedInput("", kind=FIRING)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -135,16 +140,24 @@ class OrderRuns:
         self.runs += (self._place(LoggedInput(operator, kind=FIRED)), self._given)
         self._firing, self._given = operator, 0
 
-    def begins_within(self, operator: str) -> None:
-        """The interval begins within the firing of *operator*. Its first entry says so: a replay lets nothing fire
-        before it has the times that come next."""
-        self.runs += (self._place(LoggedInput(operator, kind=FIRED)), 0)
+    def begins_within(self, due: Mapping[str, Sequence[Watermark]]) -> None:
+        """The interval begins with results of these operators due, see above; `begun` ends its times."""
+        self.runs += (self._place(_FIRING), sum(map(len, due.values())))
+        for operator, watermarks in due.items():
+            for watermark in watermarks:
+                self._time(LoggedInput(operator, kind=IDLE if watermark.idle else WATERMARK), watermark.value)
+        self._firing = next(iter(due))
+
+    def begun(self) -> None:
+        """The times of an interval that begins within a firing are known."""
+        self.runs += (self._place(_FIRING), 0)
 
     def over(self, operator: str) -> None:
         """The firing of *operator* is over."""
-        if self._firing is not None:
+        if self._firing == operator:
             self.runs += (self._place(LoggedInput(operator, kind=OVER)), self._given)
-        self._firing, self._given = None, 0
+            self._firing = None
+        self._given = 0
 
     def _time(self, input: LoggedInput, time: int) -> None:
         if time != NO_WATERMARK:
@@ -155,18 +168,24 @@ class OrderRuns:
     def _place(self, input: LoggedInput) -> int:
         return self.inputs.setdefault(input, len(self.inputs))
 
-    def cut(self, *, exact: bool = True, answers: Sequence[tuple[str, bytes]] = ()) -> tuple[bytes, ...]:
+    def cut(
+        self,
+        *,
+        exact: bool = True,
+        answers: Sequence[tuple[str, bytes]] = (),
+        due: Mapping[str, Sequence[Watermark]] = MappingProxyType({}),
+    ) -> tuple[bytes, ...]:
         """The encoded runs since the last cut, with the *answers* of operators: one part at least. *exact*: they are
-        those between two barriers."""
+        those between two barriers. *due*: see `begins_within`."""
         runs, zero, self.runs, self._zero = self.runs, self._zero or 0, [], None
-        if self._firing is not None:
-            self.begins_within(self._firing)
+        if due:
+            self.begins_within(due)
         for name, watermark in self._watermarks.items():
             self.watermark(name, watermark)
         if self._clock_ms is not None:
             self.clock(self._clock_ms)
-        if self._firing is not None:
-            self._fired(self._firing)
+        if due:
+            self.begun()
         self._known = len(self.runs)
         if not exact:
             return tuple(_parts([INEXACT], [0, 1], 0))

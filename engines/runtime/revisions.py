@@ -88,7 +88,7 @@ class RevisedWindows(WindowOperator[Revised]):
                     whole = results.keys[-1] != of_next
                     yield Due(slot, len(results.keys), results, len(results.keys), group, results.keys, whole)
                 table.drop(slot, (group,))
-            yield nothing_at(slot)
+            yield nothing_at(slot, 0)
 
     def _revised(self, slot: int, group: int, parts: Sequence[Part]) -> tuple[WindowResults, set[int]]:
         """The results of *parts*, which are kept for later ones; the slots up to the watermark that these are in."""

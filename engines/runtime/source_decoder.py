@@ -200,13 +200,14 @@ class SourceDecoder:
 
     def _undecoded(self, message: Any, error: BaseException) -> DeadLetter | None:
         problem = partial(self._decoder.problem, message, error)
-        return self._left_out(message, error, problem, "on_error", self._on_error, "the codec", "the type")
+        return self._left_out(message, error, problem, "on_error={}", self._on_error, "the codec", "the type")
 
     def _untimed(self, message: Any, error: BaseException) -> DeadLetter | None:
         raised = f"time= raised {type(error).__name__}: {text_of(error)}"
         problem = partial(str, text_of(error) if isinstance(error, NoTime) else raised)
         on_error, place = self._on_time_error, place_of(error)
-        return self._left_out(message, error, problem, "on_time_error", on_error, "time=", "time=", place)
+        option = "time=EventTime(..., on_error={})"
+        return self._left_out(message, error, problem, option, on_error, "time=", "time=", place)
 
     def _left_out(
         self,
@@ -220,8 +221,8 @@ class SourceDecoder:
         place: str = "",
     ) -> DeadLetter | None:
         """The letter of *message*; without dead letters it is counted as skipped; or raise. *on_error* is the value of
-        *option*, *raiser* the code that has raised *error*, *remedy* what may have to be another, and *place* a line
-        of code for a person: a letter has it in its traceback."""
+        *option*, *raiser* the code that has raised *error*, *remedy* what may have to be another, and *place* a line of
+        code for a person: a letter has it in its traceback."""
 
         def why() -> str:
             return sendable(f"the record at {_place(message)}: {problem()}{place}.")
@@ -230,14 +231,15 @@ class SourceDecoder:
             raise RecordError(
                 f"Source {self.id!r}: {why()} The job has stopped before it; nothing is lost. "
                 f"{type(error).__name__}{'' if place else place_of(error)} says neither that the record is bad nor "
-                f"that something is away, so {option}= does not leave it out. Fix {raiser}: let it raise ValueError "
-                f"for a bad record, and exactlyonce.Unavailable for an outage{or_skip(message)}."
+                f"that something is away, so on_error= does not leave it out. Fix {raiser}: let it raise ValueError "
+                f"for a bad record, and exactlyonce.errors.Unavailable for an outage{or_skip(message)}."
             ) from error
         if on_error == "fail":
+            keeping, skipping = option.format('DeadLetters("topic")'), option.format('"skip"')
             raise RecordError(
                 f"Source {self.id!r}: {why()} The job has stopped before it; nothing is lost. Fix {remedy} or the "
-                f'producer, or let the source keep such records elsewhere: {option}=DeadLetters("topic"), or skip '
-                f'them: {option}="skip"{or_skip(message)}.',
+                f"producer, or let the source keep such records elsewhere: {keeping}, or "
+                f"skip them: {skipping}{or_skip(message)}.",
                 **facts_of(self.id, message),
             ) from error
         if on_error != "skip" and self._dead_letters is not None:

@@ -37,10 +37,10 @@ class SourceTimes:
     """The times of a source's records; *before* are the starts of its splits, those of other subtasks too."""
 
     def __init__(
-        self, event_time: EventTime, before: Iterable[SourceOffset] = (), rules: int = LATE_BELOW_LATEST
+        self, event_time: EventTime[Any], before: Iterable[SourceOffset] = (), rules: int = LATE_BELOW_LATEST
     ) -> None:
         """*rules* are those of the interval that is read; see `Manifest.rules`."""
-        self._time = event_time.time
+        self._time = event_time.function
         self._idle_ms, self._ahead_ms = event_time.idle_ms, event_time.ahead_ms
         self._below_ms = int(rules >= LATE_BELOW_LATEST)
         """How far a floor lies below the number beside Sn."""

@@ -58,7 +58,8 @@ class Due(NamedTuple, Generic[R]):
     """Of results."""
     results: R
     taken: int = 1
-    """The keys, records or pairs that it has: order logs count them."""
+    """The keys, records or pairs that it has: order logs count them. After a barrier, a replay finds as many: what is
+    over counts as 0."""
     group: int | None = None
     """None: there is nothing that is given in part."""
     keys: Sequence[bytes] = ()
@@ -67,9 +68,9 @@ class Due(NamedTuple, Generic[R]):
     """Whether the last of *keys* has had all of its results."""
 
 
-def nothing_at(slot: int) -> Due[Any]:
+def nothing_at(slot: int, taken: int = 1) -> Due[Any]:
     """A step of a firing that gives nothing: *slot* is over, or others get a turn before the rest of it."""
-    return Due(slot, 0, None)
+    return Due(slot, 0, None, taken)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +157,8 @@ class TimedOperator(BatchOperator, Generic[R]):
     watermark: int = field(default=NO_WATERMARK, init=False)
     """No earlier record comes: a record at or below it is late here, whatever its floor."""
     idle: bool = field(default=False, init=False)
+    passed_on: Watermark = field(default=Watermark(NO_WATERMARK), init=False)
+    """The last one that went to those downstream."""
     ahead: dict[int, int] = field(init=False)
     """The watermarks of key groups that were further than `watermark` before the restore: subtasks were at different
     ones. What was due at one of a group is not due again, nor taken."""
@@ -181,6 +184,7 @@ class TimedOperator(BatchOperator, Generic[R]):
 
     def __post_init__(self) -> None:
         self.ahead = {group: self.table.watermark(group) for group in self.groups}
+        self._last = max(self.ahead.values(), default=NO_WATERMARK)
         self._reach(min(self.ahead.values(), default=NO_WATERMARK))
         self._fired = self.watermark
 
@@ -191,7 +195,9 @@ class TimedOperator(BatchOperator, Generic[R]):
     def advance(self, watermark: int, *, idle: bool = False) -> None:
         """During a firing, *watermark* waits for its end: of several, the last counts."""
         if self._firing is not None:
-            self._next = Watermark(watermark, idle)
+            own = Watermark(self.watermark, self.idle)
+            newest = Watermark(max(watermark, (self._next or own).value), idle)
+            self._next = newest if newest != own else None
             return
         self._reach(watermark)
         self.idle = idle
@@ -218,6 +224,12 @@ class TimedOperator(BatchOperator, Generic[R]):
     def fires(self) -> bool:
         """Whether a firing is under way."""
         return self._firing is not None
+
+    @property
+    def due(self) -> list[Watermark]:
+        """The watermark that was passed on, the newest one and, if a firing is under way, that of the firing."""
+        own = Watermark(self.watermark, self.idle)
+        return [self.passed_on, self._next or own, *([own] if self.fires else ())]
 
     @property
     def whole(self) -> bool:
@@ -258,6 +270,19 @@ class TimedOperator(BatchOperator, Generic[R]):
             self._had.clear()
         self._had += due.keys
         self._last = max(self._last, due.slot)
+
+    def begin_within(self, newest: Watermark, at: Watermark | None = None) -> None:
+        """Go on with what is *due*, of an interval that begins with it."""
+        if at is not None:
+            self._reach(at.value)
+            self.idle = at.idle
+            self.begin()
+        self.advance(newest.value, idle=newest.idle)
+
+    def passes_on(self, watermark: Watermark) -> None:
+        """Pass *watermark* on: everything up to it is out."""
+        self.passed_on = watermark
+        self.pass_on(watermark.value, idle=watermark.idle)
 
     def take_next(self) -> None:
         """The firing is over: go on with the watermark that has come meanwhile, if one has."""

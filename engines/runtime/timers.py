@@ -308,7 +308,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         places = [place for place, key in enumerate(keys) if (slot, key) not in early] if early else range(len(keys))
         own = [keys[place] for place in places]
         emitted = self._call_all(slot, group, own, [entries[place] for place in places])
-        return Due(slot, emitted.count, emitted, len(keys), group, own)
+        return Due(slot, emitted.count, emitted, len(own), group, own)
 
     def _call_all(self, slot: int, group: int, keys: Sequence[bytes], entries: Sequence[Any]) -> Emitted:
         """What the calls for *keys*, which have *entries* in *slot*, emit."""
@@ -381,7 +381,7 @@ class HandlerOperator(TimedOperator[Emitted]):
                 for part in self._steps(len(keys), CALLED_KEYS_MAX):
                     some = [key for key in keys[part] if (slot, key) not in self._called_early]
                     emitted = self._call_by_clock(slot, group, some)
-                    yield Due(NO_WATERMARK, emitted.count, emitted, part.stop - part.start)
+                    yield Due(NO_WATERMARK, emitted.count, emitted, len(some))
             heappop(slots)
 
     def _call_by_clock(self, slot: int, group: int, keys: Sequence[bytes]) -> Emitted:

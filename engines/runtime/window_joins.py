@@ -101,7 +101,7 @@ class WindowJoiner(Sides, WindowOperator[Any]):
             own = [key for _, key, _ in some]
             results = WindowResults(group, last, *zip(*some, strict=True))
             yield Due(last, len(some), results, len(some), group, own, ahead is None or ahead[1] != own[-1])
-        yield Due(last, 0, _NOTHING, group=group)
+        yield Due(last, 0, _NOTHING, 0, group)
 
     def _pairs(self, state: State) -> Iterator[Pair[Any, Any]]:
         lefts, rights = (list(map(_record, sorted(entries, key=_turn))) for entries in state)

@@ -1,4 +1,5 @@
-"""Savepoints without the run that took them: state read by key, exported as files, restored into a pipeline.
+"""Savepoints without the run that took them: state read by key, exported as files, made of
+rows, restored into a pipeline.
 
 May import modules directly in `engines`, except the leader, and `surroundings/`. Within `engines`, only the leader and
 reads of state on Spark import this.

@@ -19,6 +19,7 @@ from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.assembler import key_places
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, SavedTimes
 from exactlyonce.engines.surroundings.preflight import Inputs
@@ -26,6 +27,7 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.state.errors import DamagedState, StateIncompatible
+from exactlyonce.state.key_groups import group_range
 from exactlyonce.state.restore import require_meaning
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.state.state_type import StateType
@@ -172,8 +174,45 @@ def require_readable(
                 judge_dropped(state_type, head.schema, head.version, kept.entries, note)
     if graph.fingerprint() != newest.fingerprint:
         with suppress(DamagedRecord, DamagedState):
+            _require_placed(graph, newest, blocks)
             for subtask in range(newest.parallelism):
                 in_flight.restored(newest, graph, subtask, newest.parallelism, blocks)
+
+
+def _require_placed(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> None:
+    """GraphError where a changed partitioned= would part keys of several subtasks from their state in *newest*.
+
+    State that key groups place is in the subtasks of these groups; state that partitions place, in any of them.
+    """
+    now = {node.id: [graph.node(read.node) for read in node.inputs] for node in graph.stateful}
+    for snapshot in newest.operators if newest.parallelism > 1 else ():
+        if snapshot.operator not in now:
+            continue
+        kept, parallelism, groups = KeptState(newest, snapshot, blocks), snapshot.parallelism, newest.max_parallelism
+        by_group = all(
+            set(present) <= {*group_range(subtask, parallelism, groups)} for subtask, present in kept.parts().items()
+        )
+        key_by = next((node for node in now[snapshot.operator] if node.partitioned), None)
+        if key_by is None and not by_group:
+            was, how = "with key_by(..., partitioned=...)", ""
+        elif key_by is not None and by_group and _has_misplaced(graph, key_by, newest, kept, parallelism):
+            was, how = "without partitioned=", " and --parallelism 1"
+        else:
+            continue
+        raise GraphError(
+            f"The state of operator {snapshot.operator!r} was made {was}, so {parallelism} subtasks have it otherwise "
+            f"than the pipeline now finds it. Go back to that; or begin from a savepoint of it, with "
+            f"--from-savepoint{how}."
+        )
+
+
+def _has_misplaced(graph: LogicalGraph, key_by: Node, newest: Manifest, kept: KeptState, parallelism: int) -> bool:
+    """Whether a subtask has the state of a key that partitions place in another one."""
+    for subtask in range(parallelism):
+        places = key_places(graph, key_by, newest, parallelism, subtask)
+        if places and any(places.misplaced([entry.key]) is not None for entry in kept.entries(subtask=subtask)):
+            return True
+    return False
 
 
 def _require_given_up(dropped: Collection[str], asked: Restoration, has: str) -> None:

@@ -1,6 +1,6 @@
 """Bounded work on a program's Spark session: backfill, catch-up, audit, replay and diff, as the commands do them.
 
-Invariant: options are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
+Invariant: settings are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Meta
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import SHOWN as FINDINGS_SHOWN
@@ -29,18 +28,20 @@ from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors
 from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
-from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
+from exactlyonce.engines.options import RunOptions, settings_of_bounded_work
 from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns
 from exactlyonce.engines.spark.session import refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, importable, load, refuse_while_importing
+from exactlyonce.pipeline.loading import Loaded, refuse_while_importing, resolved
+from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.notebook import cell_file
-from exactlyonce.pipeline.settings import declared
+from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
 from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import Unpack
 
 
 StopAt = str | datetime | Mapping[str, Mapping[int, int]]
@@ -76,26 +77,28 @@ def backfill(
     pipeline: Pipeline | str,
     *,
     to: StopAt = "latest",
+    no_output: bool = False,
     chunk_records: int | None = None,
     take_over: bool = False,
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
+    **settings: Unpack[BoundedSettings],
 ) -> Summary:
     """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
 
     *pipeline* is one that executors can import, or `module:attribute`; *params* are the arguments of a function that
     `module:function` names, as text. *to* is "latest", a time, or offsets by topic and partition, as a dict or as text
     for `exactlyonce backfill`; *staging* a folder that all executors see, or a URL of HDFS or S3, needed where they are
-    on other machines; *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint
-    when it is repeated. *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete,
-    sometimes from another thread: `progress=print` prints lines.
+    on other machines; *take_over* fences an instance that seems to run. *no_output* computes state alone, since output
+    up to *to* is another application's. Broken off, it goes on at its last checkpoint when it is repeated. *progress*
+    gets a `WorkProgress` as stages begin, units end and checkpoints are complete, sometimes from another thread:
+    `progress=print` prints lines.
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
-        spark, pipeline, params, options, staging, progress, to=to, chunk_records=chunk_records,
-        take_over=take_over, from_nothing=True,
+        spark, pipeline, params, settings, staging, progress, to=to, chunk_records=chunk_records,
+        take_over=take_over, from_nothing=True, no_output=no_output,
     )  # fmt: skip
 
 
@@ -109,11 +112,11 @@ def catch_up(
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
+    **settings: Unpack[BoundedSettings],
 ) -> Summary:
     """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
     return _caught_up(
-        spark, pipeline, params, options, staging, progress, to=to, chunk_records=chunk_records,
+        spark, pipeline, params, settings, staging, progress, to=to, chunk_records=chunk_records,
         take_over=take_over, from_nothing=False,
     )  # fmt: skip
 
@@ -127,29 +130,29 @@ def run(
     take_over: bool = False,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
-) -> Manifest:
-    """Implements `Pipeline.run(engine="spark")`: a backfill up to the present end, which returns the last manifest."""
+    **settings: Unpack[BoundedSettings],
+) -> RunResult:
+    """Implements `Pipeline.run(engine="spark")`: a backfill up to the present end, with its last checkpoint."""
     if spark is None:
         raise ConfigError('The engine "spark" runs on the session of your program: give it, as spark=spark.')
-    until = until or read_file(options.get("config")).get("run", {}).get("until")
+    until = until or read_file(settings.get("config")).get("run", {}).get("until")
     if until != "latest":
         raise ConfigError(
             f"until is {until or 'not given'}: a run on Spark ends at the present end of its topics, so say "
             f'until="latest". A run that goes on needs the engine "local", or `exactlyonce catch-up --follow`.'
         )
     summary = _caught_up(
-        spark, loaded, None, options, staging, progress, to="latest", chunk_records=chunk_records, take_over=take_over,
+        spark, loaded, None, settings, staging, progress, to="latest", chunk_records=chunk_records, take_over=take_over,
         from_nothing=True,
     )  # fmt: skip
-    return summary.manifest
+    return RunResult(summary.manifest.pipeline, summary.checkpoint, summary.offsets)
 
 
 def _caught_up(
     spark: SparkSession,
     pipeline: Pipeline | str | Loaded,
     params: Mapping[str, str] | None,
-    options: dict[str, Any],
+    settings: BoundedSettings,
     staging: str | Path | None,
     progress: OnProgress | None,
     *,
@@ -158,11 +161,11 @@ def _caught_up(
 ) -> Summary:
     _check(spark, staging, progress, **how)
     stop_offsets = StopOffsets.of(to)
-    loaded = pipeline if isinstance(pipeline, Loaded) else _loaded(pipeline, params)
-    listener, checked = Listener(progress), _run_options(options)
+    loaded = pipeline if isinstance(pipeline, Loaded) else resolved(pipeline, params)
+    listener, checked = Listener(progress), _run_options(settings)
     refuse_speculation_in(spark)
     work = CatchUp(
-        loaded=loaded, options=checked, parallelism=parallelism_given(options), progress=listener,
+        loaded=loaded, options=checked, parallelism=parallelism_given(settings), progress=listener,
         stop_offsets=stop_offsets, **how,
     )  # fmt: skip
     checked.client.check()
@@ -181,17 +184,17 @@ def audit(
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
+    **settings: Unpack[ClusterSettings],
 ) -> AuditReport:
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
     The report has at most *shown* findings, and counts the others.
-    *params* are as those of `backfill`. *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running
+    *params* are as those of `backfill`. *settings* say which cluster. A running
     pipeline runs on.
     """
     _check(spark, staging, progress, first=first, last=last, ignore_foreign=ignore_foreign, shown=shown)
-    loaded, listener = _loaded(pipeline, params), Listener(progress)
-    work = Audit(loaded, _client(options), first, last, ignore_foreign=ignore_foreign, shown=shown)
+    loaded, listener = resolved(pipeline, params), Listener(progress)
+    work = Audit(loaded, _client(settings), first, last, ignore_foreign=ignore_foreign, shown=shown)
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
 
 
@@ -205,15 +208,15 @@ def replay(
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
+    **settings: Unpack[ClusterSettings],
 ) -> Replayed:
     """Compute the output of *checkpoint* again and count it; *into* is a topic that gets the records of *sink*.
 
-    *params* and *options* are as for `audit`. A running pipeline runs on.
+    *params* and *settings* are as for `audit`. A running pipeline runs on.
     """
     _check(spark, staging, progress, checkpoint=checkpoint, into=into, sink=sink)
-    loaded, listener = _loaded(pipeline, params), Listener(progress)
-    work = Replay(loaded, _client(options), checkpoint, into=into, sink=sink)
+    loaded, listener = resolved(pipeline, params), Listener(progress)
+    work = Replay(loaded, _client(settings), checkpoint, into=into, sink=sink)
     return work.run(_executors(spark, loaded, staging, listener, progress), listener)
 
 
@@ -228,7 +231,7 @@ def expected(
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
+    **settings: Unpack[ClusterSettings],
 ) -> Iterator[DataFrame]:
     """The output that *sink* should have of the checkpoints from *first* to *last*, as a DataFrame.
 
@@ -236,11 +239,11 @@ def expected(
     null where the client chooses them. A sink of a store has `value`, the record with its fields. Both have
     `checkpoint` and the place of the input record: `input_topic`, `input_partition`, `input_offset`. *sink* is optional
     in a pipeline with one; by default all retained checkpoints whose interval can be computed are taken. The DataFrame
-    reads staged files: use it within the block. Nothing else is written. *params* and *options* are as for `audit`.
+    reads staged files: use it within the block. Nothing else is written. *params* and *settings* are as for `audit`.
     """
     _check(spark, staging, progress, sink=sink, first=first, last=last)
-    loaded, listener = _loaded(pipeline, params), Listener(progress)
-    work = ExpectedOutput(loaded, _client(options), sink, first=first, last=last)
+    loaded, listener = resolved(pipeline, params), Listener(progress)
+    work = ExpectedOutput(loaded, _client(settings), sink, first=first, last=last)
     require_columns(loaded.reference, work.sink)
     executors = _executors(spark, loaded, staging, listener, progress)
     with work.computed(executors, listener) as lanes:
@@ -258,18 +261,18 @@ def diff(
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
+    **settings: Unpack[ClusterSettings],
 ) -> DiffReport:
     """Compare the outputs that versions *old* and *new* of a pipeline give for the same input.
 
     Both begin with the state of *checkpoint*, by default the newest savepoint, else the oldest checkpoint that is
     retained, and read up to *to*, as for `backfill`. Nothing is written, and a running pipeline runs on.
     `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. *params*, of both
-    versions, and *options* are as for `audit`.
+    versions, and *settings* are as for `audit`.
     """
     _check(spark, staging, progress, checkpoint=checkpoint, shown=shown)
-    ends, versions, listener = StopOffsets.of(to), (_loaded(old, params), _loaded(new, params)), Listener(progress)
-    work = Diff(*versions, _client(options), checkpoint=checkpoint, to=ends, shown=shown)
+    ends, versions, listener = StopOffsets.of(to), (resolved(old, params), resolved(new, params)), Listener(progress)
+    work = Diff(*versions, _client(settings), checkpoint=checkpoint, to=ends, shown=shown)
     _send_cells(spark, *versions)
     return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
 
@@ -294,24 +297,24 @@ def _send_cells(spark: SparkSession, *pipelines: Loaded) -> None:
             spark.addArtifacts(str(file), pyfile=True)
 
 
-def _run_options(options: dict[str, Any]) -> RunOptions:
-    """The checked *options*; ConfigError for one that is for worker processes alone. A file may have those, too."""
-    checkpoint, run = declared(CheckpointSettings), declared(RunOptions)
-    names = [run[name] for name in (*BOUNDED_RUN, "parallelism", "allow_dropped_fields")]
-    names += [*(checkpoint[name] for name in BOUNDED_CHECKPOINT), *declared(Restoration).values()]
-    known = {"bootstrap_servers", "config", "kafka", *(name.keyword for name in names)}
-    if refused := sorted(name for name, value in options.items() if value is not None and name not in known):
+def _run_options(settings: BoundedSettings) -> RunOptions:
+    """The checked *settings*; ConfigError for one that is for worker processes alone. A file may have those, too."""
+    known = [*ClusterSettings.__annotations__, *(setting.keyword for setting in settings_of_bounded_work())]
+    if refused := sorted(name for name, value in settings.items() if value is not None and name not in known):
+        near = None if refused[0] in LocalSettings.__annotations__ else nearest(refused[0], known)
         raise ConfigError(
             f"{', '.join(refused)}: bounded work on Spark has no such option, for a checkpoint there is a chunk of the "
-            f"input and a unit is tried again by Spark. Leave it out; options are: {', '.join(sorted(known))}."
+            f"input and a unit is tried again by Spark. "
+            + (f"Did you mean {near}?" if near else f"Leave it out; options are: {', '.join(sorted(known))}.")
         )
-    return options_from(options)
+    return options_from(settings)
 
 
 class _Arguments(msgspec.Struct, kw_only=True):
     """The arguments that are numbers, flags and names, with their types; a default stands for "not given"."""
 
     chunk_records: Annotated[int, Meta(ge=1)] | None = None
+    no_output: bool = False
     take_over: bool = False
     from_nothing: bool = False
     first: int | None = None
@@ -341,25 +344,11 @@ def _check(spark: Any, staging: str | Path | None, progress: OnProgress | None, 
         raise ConfigError(f"{name}={arguments.get(name)!r:.100} is of another type or range: {problem}.") from None
 
 
-def _loaded(pipeline: Pipeline | str, params: Mapping[str, str] | None) -> Loaded:
-    refuse_while_importing()
-    if not isinstance(pipeline, Pipeline | str):
-        raise ConfigError(f"{pipeline!r:.100} is no pipeline: give one, or its name as 'module:attribute'.")
-    if params is not None and not all(isinstance(text, str) for pair in dict(params).items() for text in pair):
-        raise ConfigError(f"params={params!r:.200} must be a dict of texts, as for --param.")
-    if isinstance(pipeline, str):
-        return load(pipeline, params)
-    if params:
-        raise ConfigError(
-            f"params= are for a function that is named as 'module:function', and this is the pipeline "
-            f"{pipeline.name!r}: leave them out."
-        )
-    return importable(pipeline)
-
-
-def _client(options: dict[str, Any]) -> ClientConfig:
+def _client(settings: ClusterSettings) -> ClientConfig:
     """The client's configuration; ConfigError for any other option."""
-    options_from(options)
-    client = client_from(options, read_file(options.get("config")))
+    if refused := sorted(settings.keys() - ClusterSettings.__annotations__.keys()):
+        known = ", ".join(ClusterSettings.__annotations__)
+        raise ConfigError(f"There is no option {', '.join(map(repr, refused))} here. Options are: {known}.")
+    client = client_from(settings, read_file(settings.get("config")))
     client.check()
     return client

@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.sizes import Size, byte_count
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.lake.description import LakeSink, property_problems, sink_name, writer_id
@@ -40,11 +41,11 @@ class DeltaSink(LakeSink[T], Generic[T]):
 
     path: str | os.PathLike[str]
     _: KW_ONLY
-    mode: str = "append"
+    mode: Literal["append", "upsert"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    roll_bytes: int = 128 << 20
+    roll_bytes: Size = 128 << 20
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
@@ -109,7 +110,9 @@ class DeltaSink(LakeSink[T], Generic[T]):
             if not self.key
             else DeltaChanges(place, folder, writer)
         )
-        return Opened(LakeWriter(context.sink, context.subtask, DELTA, files, self.roll_bytes, context.note), rows)
+        return Opened(
+            LakeWriter(context.sink, context.subtask, DELTA, files, byte_count(self.roll_bytes), context.note), rows
+        )
 
     def _needing(self) -> Any:
         return needing("delta", "deltalake", f"DeltaSink({self.path!r})")

@@ -8,19 +8,20 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import inspect
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
-from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions
 from exactlyonce.sinks.files.avro import Avro, avro_record
@@ -66,11 +67,11 @@ class FileSink(Sink[T]):
 
     path: str | os.PathLike[str]
     _: KW_ONLY
-    format: str = "parquet"
+    format: Literal["parquet", "jsonl", "avro"] = "parquet"
     partition_by: tuple[str, ...] = ()
-    roll_bytes: int = 128 << 20
-    roll_interval: str | None = None
-    delivery: str = "exactly_once"
+    roll_bytes: Size = 128 << 20
+    roll_interval: Duration | None = None
+    delivery: Delivery = "exactly_once"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
@@ -87,13 +88,9 @@ class FileSink(Sink[T]):
         yield from _path_problems(os.fspath(self.path))
         if self.format not in FORMATS:
             yield f"format={self.format!r} must be one of {', '.join(map(repr, FORMATS))}"
-        if not is_count(self.roll_bytes, ROLL_BYTES_MIN):
-            yield f"roll_bytes={self.roll_bytes!r} must be a number of bytes from {ROLL_BYTES_MIN:,} on: 128 << 20"
+        yield from size_problems(self.roll_bytes, "roll_bytes", least=ROLL_BYTES_MIN)
         if self.roll_interval is not None:
-            try:
-                duration_ms(self.roll_interval, "roll_interval")
-            except ConfigError as error:
-                yield str(error).rstrip(".")
+            yield from duration_problems(self.roll_interval, "roll_interval", least_ms=0)
         by = self.partition_by
         if not isinstance(by, tuple) or not all(isinstance(name, str) and name for name in by):
             yield f'partition_by={by!r} must be names of fields: partition_by=("day",)'
@@ -163,7 +160,7 @@ class FileSink(Sink[T]):
             place,
             WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8)),
             format_,
-            Rolling(size=self.roll_bytes, interval_ms=interval_ms),
+            Rolling(size=byte_count(self.roll_bytes), interval_ms=interval_ms),
             context.clients.clock,
         )
         publish = partial(publish_all, place) if self.delivery == "at_least_once" else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.sizes import Size, byte_count
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.lake.description import LakeSink, property_problems, sink_name, writer_id
@@ -38,10 +39,10 @@ class IcebergSink(LakeSink[T], Generic[T]):
     table: str
     _: KW_ONLY
     catalog: Mapping[str, str] = field(repr=False)
-    mode: str = "append"
+    mode: Literal["append", "upsert"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
-    roll_bytes: int = 128 << 20
+    roll_bytes: Size = 128 << 20
 
     @property
     def place(self) -> str:
@@ -104,7 +105,9 @@ class IcebergSink(LakeSink[T], Generic[T]):
         except BaseException:
             catalog.close()
             raise
-        return Opened(LakeWriter(context.sink, context.subtask, ICEBERG, files, self.roll_bytes, context.note), rows)
+        return Opened(
+            LakeWriter(context.sink, context.subtask, ICEBERG, files, byte_count(self.roll_bytes), context.note), rows
+        )
 
     def _needing(self) -> Any:
         return needing("iceberg", "pyiceberg", f"IcebergSink({self.table!r})")

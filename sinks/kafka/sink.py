@@ -143,7 +143,7 @@ class KafkaSink(Sink[T], Generic[T]):
         from exactlyonce.connectors.kafka.source import KafkaSource
 
         key = BytesCodec() if self.key_codec is None else self.key_codec
-        return KafkaSource(self.topic, value=self.codec(type_), key=key, metadata=True)
+        return KafkaSource.records(self.topic, value=self.codec(type_), key=key)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""

@@ -13,7 +13,7 @@ from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.sink import Sink
-from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.pipeline.sizes import Size, size_problems
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.layout import WriterId
@@ -33,7 +33,7 @@ class LakeSink(Sink[T]):
     mode: str
     key: tuple[str, ...]
     create: bool
-    roll_bytes: int
+    roll_bytes: Size
 
     @property
     def transactional(self) -> bool:
@@ -51,8 +51,7 @@ class LakeSink(Sink[T]):
             yield f"mode={self.mode!r} must be one of {', '.join(map(repr, MODES))}"
         wrong = list(description_problems(self.mode, self.key, self.create)) if self.mode in MODES else []
         yield from wrong
-        if not is_count(self.roll_bytes):
-            yield f"roll_bytes={self.roll_bytes!r} must be a number of bytes: 128 << 20"
+        yield from size_problems(self.roll_bytes, "roll_bytes")
         if type_ is not UNKNOWN:
             try:
                 columns_of(type_)

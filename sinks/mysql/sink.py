@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.mysql.address import CLIENT, MySQLAddress
+from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
@@ -44,11 +45,11 @@ class MySQLSink(TableSink[T], Generic[T]):
     table: str
     _: KW_ONLY
     dsn: str
-    mode: str = "append"
+    mode: Literal["append", "upsert", "delete"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
-    delivery: str = "exactly_once"
-    commit: str = "write_ahead"
+    delivery: Delivery = "exactly_once"
+    commit: Literal["write_ahead", "xa"] = "write_ahead"
 
     def __repr__(self) -> str:
         shown = f"MySQLSink({self.table!r}, mode={self.mode!r}, key={self.key!r}, delivery={self.delivery!r})"

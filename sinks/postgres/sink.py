@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.postgres.dsn import has_password
 from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
@@ -47,13 +48,13 @@ class PostgresSink(TableSink[T], Generic[T]):
     table: str
     _: KW_ONLY
     dsn: str = field(repr=False)
-    mode: str = "append"
+    mode: Literal["append", "upsert", "delete"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
     schema: str | None = None
-    commit: str = "write_ahead"
-    delivery: str = "exactly_once"
-    answer_timeout: str = "30s"
+    commit: Literal["write_ahead", "prepared"] = "write_ahead"
+    delivery: Delivery = "exactly_once"
+    answer_timeout: Duration = "30s"
 
     @property
     def place(self) -> tuple[str | None, str]:

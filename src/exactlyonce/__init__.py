@@ -1,8 +1,13 @@
-"""Exactly-once pipelines from Kafka to Kafka, in Python."""
+"""Exactly-once pipelines from Kafka to Kafka, in Python: pipelines, operators, codecs, and Kafka as source and sink.
 
+Other sources are in `connectors`, other sinks in `sinks`, errors in `errors`.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import exactlyonce.engines.stop_signals  # noqa: F401 - first, for signals that come during the other imports
+from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.aggregates import (
     Aggregate,
     Count,
@@ -19,61 +24,45 @@ from exactlyonce.pipeline.aggregates import (
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.context import Context, Operator
+from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Enriched
-from exactlyonce.pipeline.errors import (
-    BrokerUnavailable,
-    ConfigError,
-    ExactlyOnceError,
-    Fenced,
-    GraphError,
-    Halt,
-    InvariantViolation,
-    RecordError,
-    StoreError,
-    StoreUnavailable,
-    TopicError,
-    Unavailable,
-    Undetermined,
-    UserError,
-)
 from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.running import RunResult, RunSettings, run
+from exactlyonce.pipeline.sizes import Size
+from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
-
-if TYPE_CHECKING:
-    from exactlyonce.sinks.kafka.dead_letters import DeadLetters
+from exactlyonce.sinks.kafka.dead_letters import DeadLetters
+from exactlyonce.sinks.kafka.sink import KafkaSink
 
 __all__ = [
     "Aggregate",
     "AvroCodec",
-    "BrokerUnavailable",
     "BytesCodec",
     "CoHandler",
     "Codec",
-    "ConfigError",
     "Context",
     "Count",
     "CountDistinct",
     "DeadLetters",
+    "Duration",
     "Emit",
     "Enriched",
-    "ExactlyOnceError",
+    "EventTime",
     "Feedback",
-    "Fenced",
     "First",
-    "GraphError",
-    "Halt",
     "Handler",
     "Hopping",
-    "InvariantViolation",
     "Joined",
     "JsonCodec",
     "JsonSchemaCodec",
+    "KafkaSink",
+    "KafkaSource",
     "KeyedStream",
     "Last",
     "Max",
@@ -86,35 +75,31 @@ __all__ = [
     "Pipeline",
     "ProtobufCodec",
     "Record",
-    "RecordError",
+    "RunResult",
+    "RunSettings",
     "Session",
     "SideEmit",
-    "StoreError",
-    "StoreUnavailable",
+    "Size",
     "StrCodec",
     "Stream",
     "Sum",
     "Table",
     "Timers",
     "TopN",
-    "TopicError",
     "Tumbling",
-    "Unavailable",
-    "Undetermined",
-    "UserError",
     "Windowed",
     "WindowedStream",
+    "run",
 ]
 
 if not TYPE_CHECKING:  # else mypy would accept any name
 
     def __getattr__(name: str) -> object:
-        if name != "DeadLetters":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from exactlyonce.sinks.kafka.dead_letters import DeadLetters  # with the client of Kafka, on first use
-
-        globals()[name] = DeadLetters
-        return DeadLetters
+        """Refuse *name*; if another module has it, with the import to write instead."""
+        for module in ("errors", "connectors", "sinks"):
+            if name in import_module(f"{__name__}.{module}").__all__:
+                raise ImportError(f"{name} is in {__name__}.{module}: from {__name__}.{module} import {name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: Any) -> None:

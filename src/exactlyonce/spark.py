@@ -8,5 +8,16 @@ from exactlyonce.pipeline.extras import needing
 with needing("spark", "PySpark", "exactlyonce.spark"):
     from exactlyonce.engines.spark.bounded_work import audit, backfill, catch_up, diff, expected, replay
     from exactlyonce.engines.spark.data_source import register
+    from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings
 
-__all__ = ["audit", "backfill", "catch_up", "diff", "expected", "register", "replay"]
+__all__ = [
+    "BoundedSettings",
+    "ClusterSettings",
+    "audit",
+    "backfill",
+    "catch_up",
+    "diff",
+    "expected",
+    "register",
+    "replay",
+]

@@ -15,7 +15,14 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import RangeContext, Readable, ReaderClients, ReaderContext, SourceReader
+from exactlyonce.connectors.source import (
+    RangeContext,
+    Readable,
+    ReaderClients,
+    ReaderContext,
+    SourceReader,
+    SplitFinder,
+)
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import Halt, RecordError
 from exactlyonce.testing.cluster import LIMIT_S
@@ -54,12 +61,23 @@ class SourceContract(Contract):
     grows = True
     """Whether `append` may add to a split that is being read; else all of it is there before, and it ends."""
 
+    finds_splits = True
+    """Whether it finds its splits by `identity`, in their order; False: a cluster does, or a server divides them."""
+
     repeats = True
     """Whether an offset has the same record ever after; else a range cannot be read."""
 
-    def topic_id(self, split: int) -> str:
+    def identity(self, split: int) -> str:
         """The identity of a split: of a topic its id, which changes if it is recreated under its name."""
         raise NotImplementedError
+
+    def found(self, known: Sequence[SourceOffset] = ()) -> Sequence[SourceOffset]:
+        """The splits that a new leader finds, which knows others from a checkpoint."""
+        finder: SplitFinder = self.source().finder(SOURCE, None)
+        try:
+            return finder.find(known)
+        finally:
+            finder.close()
 
     def clients(self) -> ReaderClients:
         """The clients that a worker gives to its readers. Override it if `open_reader` needs any."""
@@ -87,7 +105,7 @@ class SourceContract(Contract):
 
     def beginning(self, splits: Iterable[int] = range(SPLITS)) -> tuple[SourceOffset, ...]:
         """The positions before the first records."""
-        return tuple(SourceOffset(SOURCE, self.readable().place, self.topic_id(split), split, 0) for split in splits)
+        return tuple(SourceOffset(SOURCE, self.readable().place, self.identity(split), split, 0) for split in splits)
 
     def reader(
         self, positions: Sequence[SourceOffset] | None = None, targets: Iterable[SourceOffset] = ()
@@ -172,7 +190,7 @@ class SourceContract(Contract):
         positions = reader.reader.positions()
         assert msgspec.convert(msgspec.to_builtins(positions), tuple[SourceOffset, ...]) == positions, "It is data."
         named = [(position.source, position.topic, position.topic_id, position.partition) for position in positions]
-        assert named == [(SOURCE, self.readable().place, self.topic_id(split), split) for split in range(SPLITS)]
+        assert named == [(SOURCE, self.readable().place, self.identity(split), split) for split in range(SPLITS)]
 
     def test_positions_stand_still(self) -> None:
         """A position moves with returned records only, not with fetched ones."""
@@ -270,6 +288,21 @@ class SourceContract(Contract):
         reader.until(all_quiet, "All has been handed out, and not all splits are quiet.")
 
     # --- splits that come, records that go ----------------------------------------------------------------------------
+
+    def test_splits_are_found(self) -> None:
+        """A leader finds each split once, with a number that no other has had, also after a restart."""
+        if not self.finds_splits:
+            pytest.skip("its splits are found elsewhere")
+        self.filled(3)
+        splits = self.found()
+        assert tuple(splits) == self.beginning(), f"It finds {splits}, not one split after the other at offset 0."
+        assert self.found(splits) == [], "A split that a checkpoint has is found anew: its records would be doubled."
+        added = self.add_split()
+        self.append(added, texts(added, 0, 3))
+        (start,) = self.beginning([added])
+        assert list(self.found(splits)) == [start], f"After {splits} it finds {self.found(splits)}."
+        ended = [msgspec.structs.replace(split, ended=True) for split in (*splits, start)]
+        assert self.found(ended) == [], "A split that has ended is found anew: its records would be doubled."
 
     def test_a_split_is_added(self) -> None:
         """A split added while others are read begins at its first record; the others continue."""

@@ -71,6 +71,8 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
         ("backfill", "--on", "driver", "--spark-conf", "a=b"): "--on driver starts no Spark, so --spark-conf cannot",
         ("backfill", "--to", "yesterday"): "is no place to go to",
         ("backfill", "--to", "2026-11-01T00:00:00"): "has no time zone",
+        ("backfill", "--to", "group:"): "group:NAME for the offsets of a consumer group",
+        ("backfill", "--to", "group:nobody"): "group 'nobody' has got to",
         ("backfill", "--to", '{"a": 1}'): "Offsets are written as",
         ("backfill", "--chunk-records", "0"): "must be at least 1",
     }
@@ -117,7 +119,7 @@ def test_more_units_than_key_groups_are_clamped(fed: Fed) -> None:
 def test_state_kept_by_partition_keeps_its_width(fed: Fed, tmp_path: Path) -> None:
     """Another width is refused before anybody is fenced; the width of the state is the default."""
     loaded = load_pipeline("pipelines", "partitioned", fed.name)
-    fed.feed(30)
+    fed.feed(30, by_customer=True)
     catch_up(fed, loaded, 2, tmp_path)
     before = fed.history().incarnation_latest
     with pytest.raises(GraphError, match="run it with parallelism 2, as before"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from auditing import audited
 from bounded import Fed, Files, Silent, catch_up, drive, load_pipeline, run_local, state, twice
+from running import write_program
 
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.diff import Diff
@@ -15,6 +18,7 @@ from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
 
 
@@ -124,3 +128,27 @@ def test_what_bounded_work_cannot_read(files: Files, tmp_path: Path) -> None:
     to = StopOffsets.parse("2026-11-01T00:00:00Z")
     with pytest.raises(ConfigError, match="Source 'orders' reads no one topic, so it has no offsets or times to go to"):
         CatchUp(loaded, RunOptions(files.config), Silent(), to, from_nothing=True).judge()
+
+
+def test_a_source_that_grows(files: Files, tmp_path: Path) -> None:
+    """Bounded work reads the source of the documentation up to what is there; the next goes on from there."""
+    module = f"journal_{tmp_path.name.replace('-', '_')}"
+    write_program("writing-a-source.md", tmp_path / f"{module}.py")
+    journal = tmp_path / "orders.db"
+    params = {"name": files.name, "path": str(journal)}
+    reference: dict[str, object] = {
+        "module": module, "attribute": "pipeline", "params": params, "path": str(tmp_path)
+    }  # fmt: skip
+    loaded, topic = Loaded(load_reference(reference), reference), files.kafka.create_topic(f"{files.name}-orders", 1)
+    for first in (0, 100):
+        with closing(sqlite3.connect(journal)) as db, db:
+            db.execute("CREATE TABLE IF NOT EXISTS journal (shop, number, body, PRIMARY KEY (shop, number))")
+            for id in range(first, first + 100):
+                order = json.dumps({"id": id, "customer": "ann", "total": 1})
+                db.execute("INSERT INTO journal VALUES (?, ?, ?)", (f"shop {id % 2}", id // 2, order))
+        assert catch_up(files, loaded, 1, tmp_path / "s", from_nothing=not first).records == 100
+    assert not catch_up(files, loaded, 1, tmp_path / "s").records
+    ids = [json.loads(record.value or b"")["id"] for record in files.kafka.read_committed(topic)]
+    assert sorted(ids) == list(range(200))
+    report = audited(loaded, files.config, tmp_path)
+    assert report.findings == []

@@ -333,7 +333,7 @@ class Orders:
         return found
 
     def states(self, operator: str = "totals") -> dict[str, Any]:
-        shown = self.command.done("state", self.name, operator, "--json").out
+        shown = self.command.done("state", "show", self.name, operator, "--json").out
         return {each["key"]: each["state"] for each in map(json.loads, shown.splitlines())}
 
     def holds_readers(self) -> bool:

@@ -122,7 +122,7 @@ def test_a_disk_that_is_not_mounted(orders: Orders, root: Path) -> None:
     root.rename(unmounted)
     root.mkdir()
     lie = sorted(root.rglob("*"))
-    for ended in (orders.run(*settings(root)), orders.command("state", orders.name, "totals")):
+    for ended in (orders.run(*settings(root)), orders.command("state", "show", orders.name, "totals")):
         assert (ended.code, "is it mounted" in ended.said, "reset" in ended.said) == (4, True, False), ended
     assert sorted(root.rglob("*")) == lie
     assert orders.history().newest_incarnation == before, "nobody was fenced"

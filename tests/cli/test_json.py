@@ -13,15 +13,15 @@ from exactlyonce.cli.main import parser
 from tests.cli.conftest import Command, Orders
 
 SHOW_NOTHING = {
-    "demo", "init", "broker start", "broker stop", "ui", "mcp", "savepoints delete", "dead-letters replay",
-    "dead-letters discard", "reset",
+    "demo", "init", "completion", "broker start", "broker stop", "ui", "mcp", "savepoints delete",
+    "dead-letters replay", "dead-letters discard", "reset",
 }  # fmt: skip
 """Commands that do something, or serve a page or a protocol."""
 SHOWN = {
     "run": "orders:pipeline --until latest --inline", "explain": "orders:pipeline",
-    "acls": "orders:pipeline --principal User:ann", "checkpoints": "{name}", "top": "{name}",
+    "config show": "", "acls": "orders:pipeline --principal User:ann", "checkpoints": "{name}", "top": "{name}",
     "savepoint": "{name} --to {folder}", "savepoints list": "{name}", "savepoints verify": "{name} {url}",
-    "state": "{name} totals",
+    "state show": "{name} totals",
     "transactions list": "{name}", "doctor": "{name}", "audit": "orders:pipeline --on driver",
     "replay": "orders:pipeline --checkpoint 2 --on driver",
     "diff": "orders:pipeline orders:pipeline --on driver --from 0",
@@ -29,7 +29,7 @@ SHOWN = {
 }  # fmt: skip
 """The arguments with which each shows JSON here."""
 SHOWN_ELSEWHERE = {
-    "broker status", "cancel", "transactions describe", "transactions commit", "transactions abort",
+    "broker status", "state import", "cancel", "transactions describe", "transactions commit", "transactions abort",
     "dead-letters list", "dead-letters show",
 }  # fmt: skip
 """Those that need a server, a running pipeline, waiting output or dead letters: see the tests of each."""

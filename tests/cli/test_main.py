@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from generate import commands
 
 from exactlyonce.cli.commands import explain
-from exactlyonce.cli.main import main
+from exactlyonce.cli.main import main, parser
 from tests.cli.conftest import Command
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
 CANARY = "canary-5f2e"
+
+
+def examples(command: argparse.ArgumentParser) -> list[str]:
+    """The lines of the help that are commands of *command*, each with its continuation."""
+    text = (command.description or "").partition("examples:\n")[2].replace("\\\n", " ")
+    return re.findall(rf"^  .*?({command.prog}(?: .*)?)$", text, re.MULTILINE)
 
 
 def test_version(command: Command) -> None:
@@ -35,6 +45,27 @@ def test_help_is_the_documented_one(command: Command) -> None:
     )
 
 
+EXAMPLES = [
+    pytest.param(line, id=f"{words}-{number}")
+    for words, command in commands(parser())
+    for number, line in enumerate(examples(command))
+]
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_the_examples_of_the_help_are_commands(line: str) -> None:
+    """Each is accepted as it is written; comments beside it begin after two spaces, and pipes are the shell's."""
+    parser().parse_args(shlex.split(re.split(r" [|<>]| {3}|\)", line)[0])[1:])
+
+
+def test_every_command_has_an_example_and_a_task() -> None:
+    """That of a command with actions is one of an action."""
+    root = parser()
+    assert [words for words, command in commands(root) if words and not any(examples(command))] == []
+    (action,) = (action for action in root._actions if isinstance(action.choices, dict))
+    assert sorted(chain(*vars(action)["by_task"].values())) == sorted(action.choices or ())
+
+
 def test_help_loads_no_client(command: Command) -> None:
     code = "import sys, exactlyonce.cli.main as m; m.parser().format_help(); print(*sys.modules, sep='\\n')"
     done = subprocess.run([command.line[0], "-c", code], capture_output=True, text=True, check=True)
@@ -45,7 +76,14 @@ def test_help_loads_no_client(command: Command) -> None:
     ("arguments", "message"),
     [
         ((), "the following arguments are required: COMMAND"),
-        (("rn",), "invalid choice: 'rn'"),
+        (("rnu",), "invalid choice: 'rnu'. Did you mean run?\n"),
+        (("status",), "invalid choice: 'status'. Did you mean top?\n"),
+        (("savepoints", "lst"), "invalid choice: 'lst'. Did you mean list?\n"),
+        (("dump",), "invalid choice: 'dump' (choose from demo, init, "),
+        (("state", "show", "a", "--operator", "x"), "--operator. Did you mean OPERATOR, written without --operator?\n"),
+        (("dead-letters", "list", "t", "--op", "x"), "unrecognized arguments: --op. Did you mean --operator?\n"),
+        (("run", "a:b", "--workers", "2"), "unrecognized arguments: --workers. Did you mean --parallelism?\n"),
+        (("backfill", "a:b", "--until", "latest"), "unrecognized arguments: --until. Did you mean --to?\n"),
         (("run",), "the following arguments are required: MODULE:PIPELINE"),
         (("run", "a:b", "--until", "never"), "argument --until: until is 'never': choose one of running, latest."),
         (("run", "a:b", "--parallelism", "two"), "argument --parallelism: parallelism is 'two': write a whole number."),

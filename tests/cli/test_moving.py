@@ -65,7 +65,7 @@ def test_there_and_back(orders: Orders, roots: tuple[Path, Path]) -> None:
             assert_whole(orders, new, count, number)
         back = orders.run("--checkpoint-storage", old)
         assert (back.code, f"--checkpoint-storage {new}" in back.said, "savepoint N" in back.said) == (2, True, True)
-        orders.command.done("state", orders.name, "totals", "--at", str(number))
+        orders.command.done("state", "show", orders.name, "totals", "--at", str(number))
         assert f"blocks of {number} are kept in" in orders.command("checkpoints", orders.name).out
         kept = orders.history().manifests[number]
         assert {each.storage for each in orders.history().retained} == {kept.storage, "" if new == TOPIC else new}

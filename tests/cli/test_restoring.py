@@ -191,7 +191,7 @@ def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_state_that_partitions_distribute(orders: Orders, tmp_path: Path) -> None:
     """All of it is shown and exported, whichever subtask had it; it is restored by one subtask, or for key groups."""
-    by_partition = "order.customer, partitioned=True)"
+    by_partition = "order.customer, partitioned='consistent_random')"
     orders.change(("order.customer)", by_partition))
     orders.ran("--parallelism", "2")
     assert orders.states() == by_customer(100)

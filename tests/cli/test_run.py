@@ -214,4 +214,4 @@ def test_refusals(orders: Orders) -> None:
 def test_a_signal_counts_where_stderr_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the handler would come up in whatever the run does, and end it at once."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    show_from_handler("orders", "stopping", in_terminal=False)
+    show_from_handler("stopping")

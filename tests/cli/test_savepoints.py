@@ -43,7 +43,7 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
 
     orders.ran()
     assert len(orders.totals()) == 700
-    state = command.done("state", orders.name, "totals", "--at", str(last), "--json")
+    state = command.done("state", "show", orders.name, "totals", "--at", str(last), "--json")
     assert [json.loads(line)["state"] for line in state.out.splitlines()] == [100] * 7
 
 

@@ -126,7 +126,7 @@ def test_states_by_an_avro_schema() -> None:
 @pytest.mark.parametrize("limit", ["-1", "0", "two"])
 def test_limit_that_limits_nothing(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["state", "p", "totals", f"--limit={limit}"])
+        main(["state", "show", "p", "totals", f"--limit={limit}"])
     assert f"argument --limit: {limit!r}: write a whole number, 1 or more" in capsys.readouterr().err
 
 
@@ -134,10 +134,10 @@ def test_after_a_run(orders: Orders) -> None:
     orders.ran()
 
     def shown(*arguments: str) -> list[str]:
-        return orders.command.done("state", orders.name, *arguments).out.splitlines()
+        return orders.command.done("state", "show", orders.name, *arguments).out.splitlines()
 
     assert shown()[-1].split()[::4] == ["totals", "int"]
-    table = orders.command.done("state", "orders:pipeline", "totals").out.splitlines()
+    table = orders.command.done("state", "show", "orders:pipeline", "totals").out.splitlines()
     assert table[2].split() == ["group", "key", "state"]
     assert sorted(line.split()[1:] for line in table[3:]) == [[f'"c{number}"', "100"] for number in range(7)]
     assert orders.states() == by_customer(100)
@@ -151,7 +151,7 @@ def test_after_a_run(orders: Orders) -> None:
         ("It has 0, 1", ("totals", "--at", "99")),
         ("Its operators with state are: totals.", ("total",)),
     ):
-        orders.command.refused(text, "state", orders.name, *arguments)
+        orders.command.refused(text, "state", "show", orders.name, *arguments)
 
 
 def test_a_key_that_nobody_has() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Count, DeadLetters, Emit, Output, Pipeline, Timers, Tumbling, Windowed
+from exactlyonce import Count, DeadLetters, Emit, EventTime, Output, Pipeline, Timers, Tumbling, Windowed
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -31,8 +31,8 @@ def counts(name: str, idle: str = "1s", size: str = "1s", pattern: str = "") -> 
     without a time to NAME-dead."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
     topics: Any = {"pattern": f"{name}-in.*"} if pattern else {"topic": f"{name}-in"}
-    source = KafkaSource(**topics, value=Click, time="at", disorder="100ms", idle=idle, ahead=None,
-                         on_time_error=DeadLetters(f"{name}-dead"))  # fmt: skip
+    at = EventTime("at", disorder="100ms", idle=idle, ahead=None, on_error=DeadLetters(f"{name}-dead"))
+    source = KafkaSource(**topics, value=Click, time=at)
     windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(Tumbling(size))
     results = windows.aggregate("counts", Count(), late=late)
     results.map(_counted, id="counted").sink("out", KafkaSink(f"{name}-out"))
@@ -69,7 +69,7 @@ def _refused(record: Any) -> int:
 def lettered(name: str) -> Pipeline:
     """Results of three operators by time, all of which are refused, to NAME-dead."""
     pipeline = Pipeline(name, max_parallelism=8)
-    source = KafkaSource(f"{name}-in", value=Click, time="at", idle="10m", ahead=None)
+    source = KafkaSource(f"{name}-in", value=Click, time=EventTime("at", idle="10m", ahead=None))
     clicks = pipeline.source("clicks", source).key_by(lambda click: click.user)
     counted = clicks.window(Tumbling("1s")).aggregate("counts", Count()).map(_counted, id="counted")
     results: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Emit, Hopping, Joined, Output, Pipeline, Session, Timers, Tumbling
+from exactlyonce import Emit, EventTime, Hopping, Joined, Output, Pipeline, Session, Timers, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -63,7 +63,7 @@ def joined(name: str, join: str, keep: str = "0s", pause_ms: int = 0) -> Pipelin
         lefts.join("joined", lefts, within=("0s", "2s")).sink("out", KafkaSink(f"{name}-out"))
         return pipeline
     if join in ("as-of", "lookup"):
-        table = pipeline.table("table", _source(f"{name}-right", value=Event, key=str, metadata=True))
+        table = pipeline.table("table", _source(f"{name}-right", KafkaSource.records, value=Event, key=str))
         if join == "lookup":
             lefts.lookup("joined", table).sink("out", KafkaSink(f"{name}-out"))
             return pipeline
@@ -85,5 +85,5 @@ def joined(name: str, join: str, keep: str = "0s", pause_ms: int = 0) -> Pipelin
     return pipeline
 
 
-def _source(topic: str, **options: Any) -> Any:
-    return KafkaSource(topic, time="at", disorder="2s", idle=None, ahead=None, **options)
+def _source(topic: str, read: Any = KafkaSource, **options: Any) -> Any:
+    return read(topic, time=EventTime("at", disorder="2s", idle=None, ahead=None), **options)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 from window_pipelines import Click
 
-from exactlyonce import Emit, Output, Pipeline, Timers
+from exactlyonce import Emit, EventTime, Output, Pipeline, Timers
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -15,7 +15,7 @@ from exactlyonce.sinks import KafkaSink
 def ordered(name: str, what: str) -> Pipeline:
     """The clicks of NAME-in by user, sorted or the first of each 3 s, to NAME-out; the late ones to NAME-late."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
-    source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="2s", idle=None, ahead=None)
+    source = KafkaSource(f"{name}-in", value=Click, time=EventTime("at", disorder="2s", idle=None, ahead=None))
     keyed = pipeline.source("clicks", source).key_by(lambda click: click.user)
     given = keyed.in_order("s", late=late) if what == "sorted" else keyed.deduplicate("s", within="3s", late=late)
     given.sink("out", KafkaSink(f"{name}-out", key=lambda click: click.user))
@@ -85,7 +85,7 @@ def counted(count: int | None, click: Click) -> tuple[int, Counted]:
 def expiring(name: str) -> Pipeline:
     """The number of clicks of a user in a partition of NAME-in since a pause of 3 s, with each, to NAME-out."""
     pipeline = Pipeline(name, max_parallelism=8)
-    source = KafkaSource(f"{name}-in", value=Click, time="at", disorder="2s", idle=None, ahead=None)
+    source = KafkaSource(f"{name}-in", value=Click, time=EventTime("at", disorder="2s", idle=None, ahead=None))
     clicks = pipeline.source("clicks", source).key_by(lambda click: f"{click.user} {click.id % 3}")
     clicks.stateful_map("counts", counted, ttl="3s").sink("out", KafkaSink(f"{name}-out"))
     return pipeline

@@ -13,6 +13,7 @@ import msgspec
 
 from exactlyonce import Context, DeadLetters, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import Cluster, KafkaSource
+from exactlyonce.pipeline.stream import Partitioner
 from exactlyonce.sinks import KafkaSink
 
 
@@ -88,7 +89,7 @@ def _totals(
     fold: Fold = add,
     *,
     operator: str = "totals",
-    partitioned: bool = False,
+    partitioned: bool | Partitioner = False,
     on_error: Literal["fail", "skip"] = "fail",
     create_partitions: int | None = 4,
 ) -> Pipeline:
@@ -174,6 +175,11 @@ def renamed(name: str) -> Pipeline:
 
 def partitioned(name: str) -> Pipeline:
     """`linear` without a shuffle: the input is partitioned by customer already."""
+    return _totals(name, partitioned="consistent_random")
+
+
+def misplaced(name: str) -> Pipeline:
+    """`partitioned`, by a partitioner that is not the one of the input."""
     return _totals(name, partitioned=True)
 
 
@@ -324,12 +330,12 @@ def twice(count: int | None, order: Order, emit: SideEmit) -> tuple[int | None, 
 def everything(name: str, log: str) -> Pipeline:
     pipeline = Pipeline(name)
     seen: list[int] = []
-    records = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, key=str, metadata=True))
+    records = pipeline.source("orders", KafkaSource.records(f"{name}-in", value=Order, key=str))
     orders = records.map(lambda record: record.value, output=Order).peek(lambda order: seen.append(order.id))
     tagger = partial(Tagger, log)
     orders.map(tagger, id="tag").sink("tags", KafkaSink(f"{name}-tags", key=lambda tagged: tagged.tag))
     records.sink("echo", KafkaSink(f"{name}-echo"))
-    both = orders.process("split", split, outputs=[LATE])
+    both = orders.split(split, id="split", outputs=[LATE])
     both.side(LATE).sink("late", KafkaSink(f"{name}-late", key=lambda order: str(order.id)))
     numbers = (
         both.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))

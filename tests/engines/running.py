@@ -6,6 +6,7 @@ import io
 import json
 import os
 import queue
+import re
 import resource
 import signal
 import subprocess
@@ -32,6 +33,13 @@ QUICK = ("--checkpoint-interval", "200ms", "--stop-timeout", "10m")
 DESCRIPTORS = 1024
 """A run may open so many, as one from a shell may."""
 Fed = list[tuple[str, str]]
+
+
+def write_program(page: str, file: Path) -> None:
+    """Write the program of a *page* below docs/, its first two blocks, into *file*."""
+    text = (HERE.parents[1] / "docs" / page).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    file.write_text("\n\n".join(blocks[:2]))
 
 
 class Run:
@@ -97,11 +105,12 @@ class Run:
         return "\n".join([*self.text, *(event["text"] for event in self.events if "text" in event)])
 
 
-def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, str]]:
-    """(key, value): unique ids, keys that are not the customer."""
+def orders(count: int, customers: int = 17, first: int = 0, *, by_customer: bool = False) -> list[tuple[str, str]]:
+    """(key, value): unique ids, keys that are not the customer, unless *by_customer*."""
     return [
-        (str(i % 5), json.dumps({"id": i, "customer": f"c{i * 7 % customers}", "total": i % 90 + 1}))
+        (customer if by_customer else str(i % 5), json.dumps({"id": i, "customer": customer, "total": i % 90 + 1}))
         for i in range(first, first + count)
+        for customer in [f"c{i * 7 % customers}"]
     ]
 
 
@@ -162,8 +171,10 @@ class Job:
         self.fed: Fed = []
         self.incarnations: list[Run] = []
 
-    def feed(self, count: int, to: str = "in", customers: int = 17, partition: int = BY_KEY) -> Fed:
-        more = orders(count, customers, first=len(self.fed))
+    def feed(
+        self, count: int, to: str = "in", customers: int = 17, partition: int = BY_KEY, *, by_customer: bool = False
+    ) -> Fed:
+        more = orders(count, customers, first=len(self.fed), by_customer=by_customer)
         self.kafka.produce(f"{self.name}-{to}", more, partition)
         self.fed += more
         return more

@@ -27,7 +27,7 @@ def written(pipeline: Pipeline, orders: Stream[Order], name: str) -> Pipeline:
     return pipeline
 
 
-def files(name: str, folder: str, watch: str = "", forget: str = "", format: str = "jsonl") -> Pipeline:
+def files(name: str, folder: str, watch: str = "", forget: str = "", format: Any = "jsonl") -> Pipeline:
     """The orders of a folder to NAME-copies and, summed, to NAME-out; small files are read in parts, too."""
     pipeline = Pipeline(name)
     source = FileSource(

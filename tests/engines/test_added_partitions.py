@@ -122,7 +122,7 @@ def test_partitions_that_an_output_gets(job_of: JobOf) -> None:
 def test_partitions_that_place_the_state(job_of: JobOf) -> None:
     """The state of a key would be elsewhere than its records: the job halts."""
     job = job_of("partitioned", "--parallelism", "2", partitions=2)
-    job.feed(200)
+    job.feed(200, by_customer=True)
     first = job.start()
     read_of(first, 200)
     job.kafka.add_partitions(job.topic, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.backends import state_backend
 from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, TABLES, options_from
 from exactlyonce.engines.options import HASHMAP, ROCKSDB, Restoration, StateSettings
-from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.sinks import PrintSink
 
@@ -106,8 +107,11 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[run]\nparallelism = 0", "parallelism is 0: it must be at least 1"),
         ("[run]\ncheckpoint_partitions = 1", "checkpoint_partitions .* is 1: it must be at least 2"),
         ("[run]\nuntil = 'later'", "until is 'later': choose one of running, latest"),
-        ("[run]\nthreads = 2", "\\[run\\] has no key 'threads'. It has: parallelism"),
+        ("[run]\ncolour = 2", "\\[run\\] has no key 'colour'. It has: parallelism"),
         ("[run]\nfrom_savepoint = 'first'", "from_savepoint \\(--from-savepoint\\): it is neither a URL"),
+        ("[run]\nparalelism = 2", "\\[run\\] has no key 'paralelism'. Did you mean parallelism"),
+        ("[run]\ninterval = '1s'", "\\[run\\] has no key 'interval'. Write it in \\[checkpoint\\], as interval"),
+        ("[run]\ncheckpoint_interval = '1s'", "Write it in \\[checkpoint\\], as interval"),
         ("[run]\nfrom_savepoint = 1\nrewind = true", "\\[run\\] has no key 'rewind'"),
         ("[run]\nfrom_savepoint = 1\nmap = 'a=b'", "map is 'a=b': .* as {old = \"new\"}"),
         ("[run]\nfrom_savepoint = 1\nmap = {a = 1}", "map is {'a': 1}: write a name for each name"),
@@ -116,8 +120,8 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
             "allow_dropped_state .* is 'yes': write true or false",
         ),
         ("[run]\nmap = {a = 'b'}", "map is for a run that begins from a savepoint: add --from-savepoint"),
-        ("[checkpoints]\n", "there is no table \\[checkpoints\\]"),
-        ("[checkpoint]\ninterval = 500", "checkpoint_interval .* is 500: write a number with a unit"),
+        ("[checkpoints]\n", "no table \\[checkpoints\\]. Did you mean \\[checkpoint\\]"),
+        ("[checkpoint]\ninterval = 500", "checkpoint_interval .* is 500, without a unit: write "),
         ("[checkpoint]\ninterval = '1ms'", "checkpoint_interval .* is 1ms: it must be at least 10ms"),
         ("[state]\nbackend = 'disk'", "state_backend \\(--state-backend\\) is 'disk': choose one of hashmap, rocksdb"),
         ("[state]\nmemory = 'much'", "state_memory .* is 'much': write a number with a unit, as 64kb"),
@@ -141,6 +145,7 @@ def test_a_wrong_file_is_an_error_that_names_the_place(text: str, mistake: str, 
         ({"restart": "none"}, "restart is 'none': write a dict, as {\"strategy\""),
         ({"kafka": "x"}, "has to be a dict"),
         ({"unaligned": "yes"}, "unaligned is 'yes': write true or false"),
+        ({"paralelism": 2}, r"^There is no option 'paralelism'\. Did you mean parallelism\?$"),
         ({"interval": "1s"}, "no option 'interval'. Options are: .*checkpoint_interval.*log_level.*on_event"),
         ({"from_savepoint": 1, "map": "x"}, "map is 'x': write a name for each name"),
         ({"from_savepoint": 1, "map": {1: "a"}}, "is {1: 'a'}: write a name for each name"),
@@ -170,7 +175,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "parallelism": 2, "until": "latest", "drain": True, "max_late": 0.25, "standby": True, "ui": "127.0.0.1:8080",
         "metrics": "127.0.0.1:9100", "traces": "http://127.0.0.1:4318", "repair": "halt",
         "checkpoint_partitions": 9, "from_savepoint": "s3://bucket/prefix/1", "map": {"sums": "totals"},
-        "allow_dropped_state": True, "broker_timeout": "3m",
+        "allow_dropped_state": True, "broker_timeout": "3m", "log_format": "text",
     },
     "checkpoint": {
         "mode": "at_least_once", "retention": "delete_on_cancellation", "storage": "s3://bucket/prefix",
@@ -268,9 +273,35 @@ def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
     assert kept == Restoration("3", {"sums": "totals", "seen": "known"})
 
 
-@pytest.mark.parametrize(("text", "milliseconds"), [("500ms", 500), ("1.5s", 1_500), ("10m", 600_000)])
-def test_durations(text: str, milliseconds: int) -> None:
-    assert duration_ms(text) == milliseconds
+@pytest.mark.parametrize(
+    ("duration", "milliseconds"),
+    [("500ms", 500), ("1.5s", 1_500), ("10m", 600_000), (timedelta(hours=1), 3_600_000), (timedelta(0), 0)],
+)
+def test_durations(duration: Duration, milliseconds: int) -> None:
+    assert duration_ms(duration) == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("duration", "mistake"),
+    [
+        (5, r'is 5, without a unit: write "5s", or timedelta\(seconds=5\) in Python\.$'),
+        (5.5, r"is 5\.5: write a number with a unit, as 500ms, .*, or a timedelta\.$"),
+        (True, r"is True: write a number with a unit"),
+        ("0.5ms", r"is '0\.5ms': the smallest unit is 1ms\.$"),
+        (timedelta(microseconds=500), r"is .*microseconds=500\): the smallest unit is 1ms\.$"),
+        (timedelta(seconds=-1), r"is .*: it must not be negative\.$"),
+    ],
+)
+def test_a_duration_that_is_none_says_what_to_write(duration: Any, mistake: str) -> None:
+    with pytest.raises(ConfigError, match=mistake):
+        options_from({"bootstrap_servers": "h:1", "checkpoint_interval": duration})
+
+
+def test_a_size_may_be_a_number_of_bytes() -> None:
+    given = {"bootstrap_servers": "h:1", "state_backend": "rocksdb", "state_memory": 1 << 30}
+    assert options_from(given).state.memory_bytes == options_from(given | {"state_memory": "1gb"}).state.memory_bytes
+    with pytest.raises(ConfigError, match=r"is 1\.5: write a number with a unit, as 64kb, 512mb or 2gb, or of bytes"):
+        options_from(given | {"state_memory": 1.5})
 
 
 def test_a_path_from_the_working_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

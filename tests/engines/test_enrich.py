@@ -15,7 +15,7 @@ import pytest
 from enrich_pipelines import numbers
 from running import visible
 
-from exactlyonce import DeadLetters, Enriched, Pipeline, RecordError, Unavailable
+from exactlyonce import DeadLetters, Enriched, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime import enriching
 from exactlyonce.engines.runtime.answers import BODY_SIZE_MAX, AnswerCodec, Answers, FetchFailed
@@ -25,8 +25,10 @@ from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import PART_SIZE_MAX, OrderRuns, answers_in, runs_of
+from exactlyonce.errors import RecordError, Unavailable
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError, Halt
+from exactlyonce.pipeline.running import RestartSettings
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -189,19 +191,19 @@ def test_a_run_finds_the_record_that_gets_no_answer_after_some_restarts(kafka: K
     asked = numbers.enrich("ask", fetch, output=int, retries=0)
     asked.map(lambda pair: pair.answer, output=int).sink("out", KafkaSink(f"{topic_name}-out"))
 
-    def run(**restart: Any) -> None:
+    def run(restart: RestartSettings) -> None:
         pipeline.run(
             inline=True, until="latest", restart=restart, bootstrap_servers=kafka.bootstrap_servers,
             on_event=lambda event: notes.append(event.get("text", "")),
         )  # fmt: skip
 
     with pytest.raises(ExactlyOnceError, match=r"gives up: .* offset 37\. .* others of its batch got .* --skip"):
-        run(strategy="fixed_delay", attempts=2, delay="10ms")
+        run({"strategy": "fixed_delay", "attempts": 2, "delay": "10ms"})
     restarts = [note for note in notes if "restarting from" in note]
     assert len(restarts) == 2
     assert all("on a call for 50 records, of which" in note for note in restarts)
     is_away = False
-    run(strategy="none")
+    run({"strategy": "none"})
     assert len(visible(kafka, f"{topic_name}-out", 100)) == 100
 
 

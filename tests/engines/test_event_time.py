@@ -110,7 +110,7 @@ def test_windows_stay_open_until_a_run_drains_them_and_their_later_records_are_l
     job.finish_here("--drain")
     assert late(job, 1) == [1_300]
     assert counts(job, 3) == {0: 1, 1_000: 2, 2_000: 1}
-    shown = job.command("state", job.name, "counts")
+    shown = job.command("state", "show", job.name, "counts")
     assert "tumbling=1000 of=Count No key has a state." in " ".join(shown.split())
 
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from exactlyonce import Pipeline
+from exactlyonce import Pipeline, RunResult
 from exactlyonce.checkpoint.decision_log import fenced
 from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.bounded.submit import perform, settled
-from exactlyonce.engines.events import Selection, ending
-from exactlyonce.engines.local.reporting import EventReporter, Report, TerminalReporter
+from exactlyonce.engines.events import Selection, ending, event, note
+from exactlyonce.engines.local.reporting import (
+    EventReporter,
+    JsonReporter,
+    Report,
+    TerminalReporter,
+    TextReporter,
+    reporter_for,
+)
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, RecordError
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.cluster import KafkaCluster
@@ -44,12 +52,35 @@ def test_a_standby_says_for_whom_it_waits() -> None:
     report = Report("p", [EventReporter(told.append)], str)
     report.awaits(Awaited(NEWEST, None))
     report.awaits(Awaited(NEWEST, 4_000))
-    standby, note = told
+    standby, noted = told
     assert (standby["event"], standby["incarnation"], standby["host"], standby["process"]) == ("standby", 3, "h2", 7)
-    assert (note["event"], "for 4 s" in note["text"]) == ("note", True)
+    assert (noted["event"], "for 4 s" in noted["text"]) == ("note", True)
     stream = io.StringIO()
     TerminalReporter(stream).event(standby)
     assert stream.getvalue() == f"{standby['text']}\n"
+
+
+def test_lines_of_text_are_those_of_a_log() -> None:
+    """Each has the time in ISO 8601, the level, the pipeline, and what happened."""
+    stream = io.StringIO()
+    reporter = TextReporter(stream)
+    started = event("started", "p", checkpoint=3)
+    for each in (started, note("p", "a source waits"), event("step", "p", step="decided")):
+        reporter.event(each)
+    first, second = stream.getvalue().splitlines()
+    assert first == f"{started['at']} info    p: started checkpoint=3"
+    assert second.endswith("Z warning p: a source waits")
+
+
+@pytest.mark.parametrize(
+    ("log_format", "expected"),
+    [("auto", JsonReporter), ("json", JsonReporter), ("text", TextReporter)],
+)
+def test_outside_of_a_terminal_lines_are_json_unless_text_is_asked_for(
+    log_format: str, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert type(reporter_for(log_format, "info")) is expected
 
 
 @pytest.mark.parametrize("error", [RecordError("bad", operator="in", offset=3), RecordError("bad")])
@@ -121,11 +152,11 @@ def test_events_in_python(kafka: KafkaCluster, topic_name: str, capfd: pytest.Ca
         told.append(event)
         threads.add(threading.current_thread())
 
-    def run(**options: Any) -> None:
+    def run(**options: Any) -> RunResult | None:
         servers = kafka.bootstrap_servers
-        pipeline.run(inline=True, until="latest", bootstrap_servers=servers, on_event=on_event, **options)
+        return pipeline.run(inline=True, until="latest", bootstrap_servers=servers, on_event=on_event, **options)
 
-    run()
+    assert run() == RunResult(topic_name, 1, {"in": {0: 1}})
     assert (told[0]["event"], told[-1]["event"], told[-1]["records_in"]) == ("started", "ended", 1)
     assert "step" not in {event["event"] for event in told}
     assert len(threads) == 1
@@ -133,4 +164,4 @@ def test_events_in_python(kafka: KafkaCluster, topic_name: str, capfd: pytest.Ca
     assert "step" in {event["event"] for event in told}
     assert '"event"' not in capfd.readouterr().err
     with pytest.raises(ConfigError, match="on_event is 'print': give a function"):
-        pipeline.run(inline=True, on_event="print")
+        pipeline.run(inline=True, on_event="print")  # type: ignore[arg-type]  # the error is what is tested

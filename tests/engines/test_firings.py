@@ -6,13 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_expiry import operator_of as expiring_of
 from test_joins import JOINS
+from test_joins import Arrived as Sided
 from test_joins import Seen as SeenJoined
 from test_joins import arrived as arrived_sides
 from test_joins import as_batch as as_sides
@@ -33,6 +35,7 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, RECORDS, WATERMARK, OrderRuns, runs_of
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.timed import TimedOperator
+from exactlyonce.engines.runtime.watermarks import MergedPorts
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.joins import AsOf
@@ -40,6 +43,11 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.ordering import Deduplicate, InOrder
 from exactlyonce.pipeline.timers import FOREVER
 
+SIDED = st.lists(
+    st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
+    min_size=1, max_size=40,
+)  # fmt: skip
+"""As `arrived_sides` takes them."""
 Make = Callable[[Any], TimedOperator[Any]]
 """Makes an operator over a table; None: an empty one."""
 TURNS = st.lists(
@@ -140,13 +148,7 @@ def test_held_records_are_given_once_whatever_comes_between_two_slices(
 
 @pytest.mark.parametrize("join", JOINS, ids=str)
 @FEW
-@given(
-    arrivals=st.lists(
-        st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
-        min_size=1, max_size=40,
-    ),
-    **GIVEN,
-)  # fmt: skip
+@given(arrivals=SIDED, **GIVEN)
 def test_joins_give_each_result_once_whatever_comes_between_two_slices(
     join: Any, arrivals: Any, disorder: int, cuts: set[int], size: int, turns: list[str]
 ) -> None:
@@ -307,6 +309,233 @@ def test_a_replay_gives_as_much_between_the_same_batches(most: int, batches: boo
         replayed.given = given
     live.operators.fire_all()
     assert sorted(chain.from_iterable(live.given)) == list(range(30))
+
+
+class Lane:
+    """One of the channels into `Diamond`, while it runs live."""
+
+    def __init__(self, name: str, push: Any, port: Any) -> None:
+        self.name, self.push, self.port = name, push, port
+        self.batch: Any = None
+
+    def note(self, order: OrderRuns) -> None:
+        order.note(self.name, NOT_A_SOURCE, len(self.batch.records))
+
+
+class Diamond:
+    """A subtask of two sorters, one for each channel, and of a third one that has the records of both."""
+
+    def __init__(
+        self, *, batches: bool, tables: Sequence[Any] = (None, None, None), given: Sequence[list[int]] = ()
+    ) -> None:
+        self.given = list(given)
+        self.operators = TaskOperators("n", 0, order=OrderRuns(batches))
+        *sorters, last = (sorter_of(InOrder(), [], [], table=table) for table in tables)
+        merged = MergedPorts(last)
+        for name, operator in zip(("a", "b", "last"), (*sorters, last), strict=True):
+            operator.id, operator.firings = name, self.operators.firings
+            self.operators.by_id[name] = operator
+        for operator in sorters:
+            operator.downstream = [lambda batch: last(batch.keyed([canonical_key("k")] * len(batch.records)))]
+            operator.ports = [merged.add()]
+        last.downstream = [lambda batch: self.given.append([record.id for record in batch.records])]
+        both = MergedPorts(Both(sorters))
+        self.lanes = [Lane("by>n:0", sorters[0], both.add()), Lane("by>n:1", sorters[1], both.add())]
+
+    def take(self, place: int, item: Any) -> None:
+        lane = self.lanes[place]
+        if isinstance(item, Watermark):
+            self.operators.advance(lane, item)
+        else:
+            lane.batch = item
+            self.operators.take(lane, item)
+
+    def cut(self) -> tuple[bytes, ...]:
+        return tuple(self.operators.cut(1, 0, (), whole=False).order or ())
+
+    def next(self, *, batches: bool) -> Diamond:
+        """Of the next interval, as a replay restores it."""
+        tables = [operator.table for operator in self.operators.by_id.values()]
+        return Diamond(batches=batches, tables=tables, given=self.given)
+
+
+class Both:
+    """Both sorters go by the watermark of both channels, in turn."""
+
+    def __init__(self, ports: Sequence[Any]) -> None:
+        self._ports = ports
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        for port in self._ports:
+            port.advance(watermark, idle=idle)
+
+
+STEPS = st.one_of(
+    st.tuples(st.integers(0, 1), st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), min_size=1, max_size=4)),
+    st.tuples(st.integers(0, 1), st.booleans()),
+    st.integers(1, 3),
+    st.none(),
+)
+"""Records of a channel, by key and time after its watermark; a watermark, idle or not; a slice; a barrier."""
+
+
+SCHEDULE = [
+    (0, [("a", 0)]), (0, True), (1, False), (1, False), (0, [("a", 0)]), (1, False), (0, False), None, (0, [("a", 0)]),
+]  # fmt: skip
+"""A channel was idle, and has lowered the watermark of both since the firing began."""
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@example(steps=SCHEDULE)
+@FEW
+@given(steps=st.lists(STEPS, max_size=60))
+def test_a_replay_begins_within_the_same_firings(batches: bool, steps: list[Any]) -> None:
+    """Whatever watermarks have come since they began, and whatever is due after them."""
+    live, replayed = Diamond(batches=batches), Diamond(batches=batches)
+    items: tuple[list[Any], list[Any]] = [], []
+    reached, number = [0, 0], 0
+    for step in [*steps, None]:
+        if isinstance(step, int):
+            if live.operators.firings:
+                live.operators.fire(step, sys.maxsize)
+            continue
+        if step is not None:
+            place, what = step
+            item: Any
+            if isinstance(what, bool):
+                reached[place] += 5
+                item = Watermark(reached[place], what)
+            else:
+                lowest = min(reached) if live.operators.firings else reached[place]
+                made = [Arrived(number + n, key, lowest + after, NO_WATERMARK) for n, (key, after) in enumerate(what)]
+                number += len(made)
+                item = as_batch(made)
+            items[place].append(item)
+            live.take(place, item)
+            continue
+        log = live.cut()
+        files: list[Any] = [Sent(own) for own in items]
+        lanes = [
+            ChannelLane(lane.name, [file], CODEC, lane.push, port=lane.port)
+            for lane, file in zip(replayed.lanes, files, strict=True)
+        ]
+        take_along(lanes, {}, log, replayed.operators)
+        assert [*chain.from_iterable(replayed.given)] == [*chain.from_iterable(live.given)]
+        assert not batches or replayed.given == live.given
+        assert [*runs_of(replayed.cut())] == [*runs_of(log)] or not log, "it notes the same order"
+        replayed, items = replayed.next(batches=batches), ([], [])
+
+
+class Single:
+    """A subtask of one operator, with a channel for each of its inputs; the batches that come out."""
+
+    def __init__(self, make: Make, *codecs: BatchCodec, table: Any = None, given: Sequence[Any] = ()) -> None:
+        self.given = list(given)
+        self._make, self._codecs = make, codecs
+        self.operators = TaskOperators("n", 0, order=OrderRuns(batches=True))
+        operator: Any = make(table)
+        self.table, operator.firings, self.operators.by_id[operator.id] = (
+            operator.table,
+            self.operators.firings,
+            operator,
+        )
+        operator.downstream = [lambda batch: self.given.append((batch.records, batch.times))]
+        operator.sides = {name: [self._late] for name in operator.sides}
+        inputs = [operator.left, operator.right] if hasattr(operator, "left") else [operator]
+        merged = MergedPorts(operator)
+        self.lanes = [Lane(f"by>n:{place}", push, merged.add()) for place, push in enumerate(inputs)]
+        self._items: list[list[Any]] = [[] for _ in self.lanes]
+
+    def _late(self, batch: Any) -> None:
+        self.given.append(("late", batch.records))
+
+    def take(self, place: int, batch: Any) -> None:
+        self._items[place].append(batch)
+        self.lanes[place].batch = batch
+        self.operators.take(self.lanes[place], batch)
+
+    def advance(self, watermark: int) -> None:
+        for lane, items in zip(self.lanes, self._items, strict=True):
+            items.append(Watermark(watermark))
+            self.operators.advance(lane, items[-1])
+
+    def cut(self) -> tuple[bytes, ...]:
+        return tuple(self.operators.cut(1, 0, (), whole=False).order or ())
+
+    def barrier(self, replayed: Single) -> Single:
+        """A barrier comes. *replayed* gives the interval again; the replay of the next one."""
+        log = self.cut()
+        files: list[Any] = list(map(Sent, self._items))
+        lanes = [
+            ChannelLane(lane.name, [file], codec, lane.push, port=lane.port)
+            for lane, file, codec in zip(replayed.lanes, files, self._codecs, strict=True)
+        ]
+        take_along(lanes, {}, log, replayed.operators)
+        assert replayed.given == self.given
+        assert [*runs_of(replayed.cut())] == [*runs_of(log)] or not log, "it notes the same order"
+        self._items = [[] for _ in self.lanes]
+        return Single(self._make, *self._codecs, table=replayed.table, given=self.given)
+
+    def play(self, events: Iterator[tuple[int, Any, int]], size: int, turns: list[str]) -> None:
+        """Take *events*, each a batch of an input and a watermark, with slices of *size* and *turns* after each."""
+        replayed, again = Single(self._make, *self._codecs), cycle([*turns, "slice"])
+        for place, batch, watermark in events:
+            self.take(place, batch)
+            if watermark > NO_WATERMARK:
+                self.advance(watermark)
+            while self.operators.firings:
+                self.operators.fire(size, sys.maxsize)
+                turn = next(again) if self.operators.whole else "slice"
+                if "slice" not in turn and turn != "records":
+                    replayed = self.barrier(replayed)
+                if turn.endswith("records"):
+                    break
+        self.barrier(replayed)
+
+
+def _by_time(make: Callable[..., Any]) -> Make:
+    return lambda table: make(lambda batch: None, lambda batch: None, table=table)
+
+
+def _windows(window: Any, listen: Any, late: Any, table: Any) -> Any:
+    return windows_of(window, listen, late, table=table)
+
+
+def _sorter(spec: Any, given: Any, late: Any, table: Any) -> Any:
+    return sorter_of(spec, [], [], table=table)
+
+
+ONE_INPUT: dict[str, Make] = {
+    **{str(window): _by_time(partial(_windows, window)) for window in WINDOWS},
+    **{str(spec): _by_time(partial(_sorter, spec)) for spec in SPECS},
+    "states that expire": lambda table: expiring_of("15ms", [], table=table),
+    "a handler in order of time": _by_time(partial(handler_of, Gathers())),
+    "a handler in order of arrival": _by_time(partial(handler_of, Waits(), order="arrival")),
+}
+
+
+@pytest.mark.parametrize("kind", ONE_INPUT)
+@FEW
+@given(arrivals=ARRIVALS, **GIVEN)
+def test_a_replay_of_any_operator_gives_as_much_between_the_same_batches(
+    kind: str, arrivals: Any, disorder: int, cuts: set[int], size: int, turns: list[str]
+) -> None:
+    events = ((0, batch, watermark) for batch, watermark in in_batches(list(floors(arrivals, disorder)), cuts))
+    Single(ONE_INPUT[kind], CODEC).play(events, size, turns)
+
+
+@pytest.mark.parametrize("join", JOINS, ids=str)
+@FEW
+@given(arrivals=SIDED, **GIVEN)
+def test_a_replay_of_any_join_gives_as_much_between_the_same_batches(
+    join: Any, arrivals: Any, disorder: int, cuts: set[int], size: int, turns: list[str]
+) -> None:
+    events = (
+        ("lr".index(record.side), as_sides([record], join), watermark if number in cuts else NO_WATERMARK)
+        for number, (record, watermark) in enumerate(arrived_sides(arrivals, disorder))
+    )
+    codecs = BatchCodec(Sided), BatchCodec(int | None if isinstance(join, AsOf) else Sided)
+    Single(lambda table: joiner_of(join, SeenJoined(), table), *codecs).play(events, size, turns)
 
 
 def test_a_firing_that_nobody_interrupts_is_not_in_the_log() -> None:

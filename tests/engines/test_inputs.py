@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import pytest
 
+from exactlyonce import EventTime
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import IterableSource
 from exactlyonce.connectors.source import ReaderContext
@@ -138,7 +139,7 @@ def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
 
 def timed(items: list[int], positions: int = 1) -> tuple[SourceInput, list[float]]:
     """The input of an iterable, whose items are their times, with a clock."""
-    description = IterableSource(items, value=int, time=lambda item: item, disorder="2ms", idle="10s")
+    description = IterableSource(items, value=int, time=EventTime(lambda item: item, disorder="2ms", idle="10s"))
     now = [100.0]
     starts = [SourceOffset("in", description.place, description.place, split, 0) for split in range(positions)]
     context = ReaderContext(source="in", positions=starts, targets=None, clients=cast(Any, None))

@@ -248,7 +248,7 @@ def test_results_are_those_of_sql_though_all_processes_die(house: House, failpoi
         house.job.run_killed({**FOUND, **failpoint(name, nth=nth)}, parallelism)
     house.feed(1_200)
     house.job.finish("--parallelism", "2", "--drain", env=FOUND)
-    shown = house.job.command("state", house.job.name, "q12", "--json")
+    shown = house.job.command("state", "show", house.job.name, "q12", "--json")
     states = [json.loads(line) for line in shown.splitlines()]
     house.assert_as_by_sql(
         tmp_path, {state["key"]: count for state in states if isinstance(count := state["state"], int)}

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blank_manifest import blank_manifest
 from running import QUICK, Job, run_here, visible
 
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.engines.runtime.assembler import key_places
+from exactlyonce.errors import GraphError
 from exactlyonce.testing.cluster import KafkaCluster
 
 JobOf = Callable[..., Job]
@@ -65,16 +70,64 @@ def test_rescaling(job_of: JobOf) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, job_of: JobOf) -> None:
+def test_a_topic_that_is_partitioned_by_the_key(job_of: JobOf) -> None:
     job = job_of("partitioned", partitions=4)
     for _ in range(2):
-        numbers = range(len(job.fed), len(job.fed) + 1000)
-        more = [(f"c{n % 17}", json.dumps({"id": n, "customer": f"c{n % 17}", "total": 1})) for n in numbers]
-        kafka.produce(job.topic, more)
-        job.fed += more
+        job.feed(1000, by_customer=True)
         job.finish("--parallelism", "2")
     job.assert_totals()
     assert "parallelism 2" in job.finish("--parallelism", "3", code=2).said
+
+
+@pytest.mark.exhaustive
+def test_a_topic_that_is_partitioned_otherwise(kafka: KafkaCluster, job_of: JobOf) -> None:
+    """The first record that is elsewhere ends the run, before an output of it is visible."""
+    job = job_of("misplaced", partitions=4)
+    kafka.create_topic(f"{job.name}-out", 1)
+    job.feed(100, by_customer=True)
+    said = job.finish("--parallelism", "2", code=3).said
+    assert "which belongs to partition" in said
+    assert "of 4, by murmur2_random" in said
+    assert not visible(kafka, f"{job.name}-out", 0)
+    job.finish()
+    job.assert_totals()
+
+
+def test_partitions_that_cannot_place_keys() -> None:
+    pipeline = Pipeline("p")
+    one, other = (pipeline.source(topic, KafkaSource(topic, value=str)) for topic in ("one", "other"))
+    keyed = one.union(other).key_by(lambda word: word, partitioned="consistent", id="keyed")
+    keyed.reduce("last", max).sink("out", KafkaSink("out"))
+    graph = pipeline.build()
+
+    def placed(**counts: int) -> Any:
+        offsets = [SourceOffset(topic, topic, "id", p, 0) for topic, count in counts.items() for p in range(count)]
+        return key_places(graph, graph.node("keyed"), blank_manifest(offsets=tuple(offsets)), 2, 0)
+
+    assert (placed(one=4, other=4).partitioner, placed(one=4, other=4).partitions) == ("consistent", 4)
+    with pytest.raises(GraphError, match="its sources one, other have 4, 6 partitions: a key has its state in one"):
+        placed(one=4, other=6)
+    with pytest.raises(GraphError, match="source 'other' is new since checkpoint 7"):
+        placed(one=4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("partitioned", "linear", "was made with key_by(..., partitioned=...), so 2 subtasks have it otherwise"),
+        ("linear", "partitioned", "was made without partitioned=, so 2 subtasks have it otherwise"),
+    ],
+)
+def test_state_that_another_key_by_has_placed(first: str, second: str, said: str, job_of: JobOf) -> None:
+    """It is refused before a run could miss it; the code of before goes on."""
+    job = job_of(first, "--parallelism", "2", partitions=4)
+    job.feed(100, by_customer=True)
+    job.finish()
+    assert said in job.finish(target=f"pipelines:{second}", code=2).said
+    job.feed(100, by_customer=True)
+    job.finish()
+    job.assert_totals()
 
 
 @pytest.mark.exhaustive(but=["offsets-40"])

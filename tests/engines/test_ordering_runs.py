@@ -112,6 +112,6 @@ def test_states_expire_alike_whatever_is_killed_also_from_a_savepoint(
     assert len({count for _, count in wanted}) > 5
     given = [json.loads(record.value or b"") for record in visible(job.kafka, f"{job.name}-out", len(wanted))]
     assert sorted((of["id"], of["count"]) for of in given) == wanted
-    shown = job.command("state", job.name, "counts", "--json")
+    shown = job.command("state", "show", job.name, "counts", "--json")
     keys = [json.loads(line)["key"] for line in shown.splitlines()]
     assert {key.split()[0] for key in keys} == {"end"}, "those of the last clicks alone are left"

@@ -41,8 +41,8 @@ def batch_of(good: Any) -> list[Message]:
     ids=["all", "none", "every second", "the last 500"],
 )
 def test_what_does_not_decode_is_left_out(good: Any, metadata: bool) -> None:
-    make: Any = KafkaSource  # its overloads know True and False, and no bool
-    source = make("orders", value=Order, on_error="skip", metadata=metadata)
+    make: Any = KafkaSource.records if metadata else KafkaSource
+    source = make("orders", value=Order, on_error="skip")
     decoder = SourceDecoder("orders", source, notes := Notes())
     batch = decoder.decode(batch_of(good))
     expected = [number for number in range(COUNT) if good(number)]
@@ -75,9 +75,9 @@ def test_a_codec_that_finds_nothing_cuts_nothing_short() -> None:
 def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
     messages = [Message(topic="orders", partition=3, offset=5, key=b"k", timestamp=(1, 1), value=b'{"id": 1}')]
     with pytest.raises(RecordError, match=r"offset 5: the key is not int: "):
-        SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(messages)
+        SourceDecoder("orders", KafkaSource.records("orders", value=Order, key=int)).decode(messages)
     with pytest.raises(RecordError, match=r"offset 7: the value is not Order in json: "):
-        SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(
+        SourceDecoder("orders", KafkaSource.records("orders", value=Order, key=int)).decode(
             batch_of(lambda number: number < 7)[7:]
         )
 

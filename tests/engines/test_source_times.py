@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,13 +13,14 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, DeadLetters, Emit, Pipeline, Session, Timers, Tumbling, Windowed
+from exactlyonce import Count, DeadLetters, Emit, EventTime, Pipeline, Session, Timers, Tumbling, Windowed
 from exactlyonce.checkpoint.records.manifest import LATE_AT_FLOOR, LATE_BELOW_LATEST, SourceOffset
-from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors import FileSource, GeneratorSource, IterableSource, KafkaSource
 from exactlyonce.engines.runtime.batch import floors_of
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.errors import GraphError, RecordError, Unavailable
 from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
 from exactlyonce.sinks import KafkaSink
@@ -28,8 +30,12 @@ from exactlyonce.testing.exactly_once import assert_exactly_once, scripts_of
 NOW = 1_700_000_000_000
 
 
-def source(**rest: Any) -> KafkaSource[Any]:
-    return KafkaSource("clicks", **{"value": dict, "time": "ts", **rest})
+def source(*, time: Any = "ts", on_error: OnError = "fail", **rest: Any) -> KafkaSource[Any]:
+    """A source whose event time has the settings among *rest*."""
+    settings = {name: rest.pop(name) for name in ("disorder", "idle", "ahead") if name in rest}
+    event_time = EventTime(time, on_error=on_error, **settings)
+    make: Any = KafkaSource.records if rest.pop("records", False) else KafkaSource
+    return cast(KafkaSource[Any], make("clicks", **{"value": dict, "time": event_time, **rest}))
 
 
 def position(split: int, floor: int = NO_FLOOR, **rest: Any) -> SourceOffset:
@@ -252,8 +258,8 @@ def test_an_unusable_time_stops_the_job_with_a_sentence_or_is_skipped(name: str)
         decoder(values).decode(batch)
     assert sentence in str(raised.value)
     assert "clicks[0] offset 1" in str(raised.value)
-    assert 'on_time_error="skip"; or leave the record out: --skip clicks:0:1' in str(raised.value)
-    skipping = decoder(values, on_time_error="skip")
+    assert 'time=EventTime(..., on_error="skip"); or leave the record out: --skip clicks:0:1' in str(raised.value)
+    skipping = decoder(values, on_error="skip")
     got = skipping.decode(batch, [(0, 3)])
     assert ([record["n"] for record in got.records], got.times) == ([0, 2], [NOW, NOW + 5])
     assert [origin.offset() for origin in got.origins] == [0, 2]
@@ -269,8 +275,8 @@ def test_ms_datetimes_and_fields_are_times() -> None:
 
     at = datetime(2023, 11, 14, 22, 13, 20, 999_999, tzinfo=timezone.utc)
     body = {"at": at.isoformat()}
-    for metadata in (False, True):
-        timed = SourceDecoder("clicks", source(value=Click, time="at", metadata=metadata))
+    for records in (False, True):
+        timed = SourceDecoder("clicks", source(value=Click, time="at", records=records))
         assert timed.decode(messages(body, body)).times == [NOW + 999] * 2
     before_1970 = SourceDecoder("clicks", source(time=lambda record: datetime(1969, 12, 31, tzinfo=timezone.utc)))
     assert before_1970.decode(messages({})).times == [-86_400_000]
@@ -292,15 +298,15 @@ def test_an_outage_that_time_meets_is_no_bad_record() -> None:
         raise ConnectionError("no answer")
 
     with pytest.raises(Unavailable, match=r"time= raised ConnectionError: no answer"):
-        SourceDecoder("clicks", source(time=time, on_time_error="skip")).decode(messages({}))
+        SourceDecoder("clicks", source(time=time, on_error="skip")).decode(messages({}))
 
 
 def test_what_is_no_fault_of_the_record_is_never_skipped() -> None:
     def time(record: Any) -> int:
         raise RuntimeError("a defect")
 
-    with pytest.raises(RecordError, match="so on_time_error= does not leave it out") as caught:
-        SourceDecoder("clicks", source(time=time, on_time_error="skip")).decode(messages({}))
+    with pytest.raises(RecordError, match="so on_error= does not leave it out") as caught:
+        SourceDecoder("clicks", source(time=time, on_error="skip")).decode(messages({}))
     assert str(caught.value).count("test_source_times.py") == 1
 
 
@@ -310,27 +316,50 @@ class Click(msgspec.Struct):
 
 WRONG: dict[str, dict[str, Any]] = {
     "time='at' is no field of Click, which has ts": {"time": "at"},
-    "time=7 must be the name of a field, or a function": {"time": 7},
-    "disorder= is 'much': write a number with a unit": {"disorder": "much"},
-    "idle= is '5': write a number with a unit": {"idle": 5},
-    "ahead= is 'x': write a number": {"ahead": "x"},
-    "on_time_error='drop' must be": {"on_time_error": "drop"},
-    "disorder= is about the times of records: give time=, too": {"time": None, "disorder": "5s"},
-    "a source has one topic for both": {"on_error": DeadLetters("a"), "on_time_error": DeadLetters("b")},
-}
+    "time=7 must be the name of a field, a function of a record, or EventTime": {"time": 7},
+    "disorder is 'much': write a number with a unit": {"time": EventTime("ts", disorder="much")},
+    "idle is '5': write a number with a unit": {"time": EventTime("ts", idle="5")},
+    "ahead is 'x': write a number": {"time": EventTime("ts", ahead="x")},
+    "EventTime: on_error='drop' must be": {"time": EventTime("ts", on_error="drop")},  # type: ignore[call-overload]  # it is wrong on purpose
+    "a source has one topic for both": {
+        "time": EventTime("ts", on_error=DeadLetters("b")), "on_error": DeadLetters("a"),
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_mistakes_in_the_description_are_found_at_the_build(message: str) -> None:
     pipeline = Pipeline("p")
-    pipeline.source("clicks", source(**{"value": Click, **WRONG[message]})).sink("out", KafkaSink("out"))
+    pipeline.source("clicks", KafkaSource("clicks", value=Click, **WRONG[message])).sink("out", KafkaSink("out"))
     with pytest.raises(GraphError, match=message.replace("(", r"\(")):
         pipeline.build()
 
 
+@pytest.mark.parametrize("make", [KafkaSource, partial(IterableSource, []), GeneratorSource, FileSource])
+def test_settings_of_event_time_beside_it_are_refused_with_the_new_spelling(make: Any) -> None:
+    wanted = (
+        r"test_source_times.py:\d+: \w+Source: disorder=, on_time_error= belong to time= now: "
+        r"time=EventTime\('at', disorder='5s', on_error='skip'\)"
+    )
+    with pytest.raises(GraphError, match=wanted):
+        make("clicks", value=Click, time="at", disorder="5s", on_time_error="skip")
+
+
+def test_only_kafkas_records_have_a_timestamp_that_bounds_their_times() -> None:
+    bounded = KafkaSource("t", value=Click, time="ts")
+    unbounded: IterableSource[Click] = IterableSource([], value=Click, time="ts")
+    assert bounded.event_time
+    assert bounded.event_time.ahead == "1h"
+    assert unbounded.event_time
+    assert unbounded.event_time.ahead is None
+    wrong: IterableSource[Click] = IterableSource([], value=Click, time=EventTime("ts", ahead="5m"))
+    assert "ahead= is about the timestamps of messages of Kafka: leave it out" in [*wrong.problems()]
+
+
 def test_the_fingerprint_knows_of_times_and_that_of_others_is_as_it_was() -> None:
     assert source().describe()["disorder"] == "0s"
-    assert source(time=None).describe().keys() == {"source", "topic", "value", "metadata"}
+    assert source(disorder=timedelta(minutes=2)).describe() == source(disorder="2m").describe()
+    assert KafkaSource("clicks", value=dict).describe().keys() == {"source", "topic", "value", "metadata"}
 
 
 # --- in a pipeline ----------------------------------------------------------------------------------------------------
@@ -350,7 +379,7 @@ class Echo:
 def test_records_of_one_millisecond_are_all_in_time_by_default() -> None:
     """Whatever takes them: they are of four keys of one partition, in order, and nothing is said of disorder."""
     pipeline, users, ends = Pipeline("equal"), ("ann", "bob", "cid", "dee"), 1_700_000_000_000
-    source = KafkaSource("clicks", value=Visit, time="at", ahead=None)
+    source = KafkaSource("clicks", value=Visit, time=EventTime("at", ahead=None))
     keyed = pipeline.source("clicks", source).key_by(lambda visit: visit.user)
 
     def user(visit: Visit) -> str:
@@ -388,10 +417,10 @@ def test_a_session_that_waits_takes_late_records_and_its_results_are_in_time_wha
             yield f"{one.key} {one.start:%S} to {one.end:%S}: {one.value}, told at {window.start:%S}"
 
     pipeline, begin = Pipeline("waiting"), 1_700_000_040_000
-    source = KafkaSource("visits", value=Visit, time="at", disorder="1s", ahead=None)
+    source = KafkaSource("visits", value=Visit, time=EventTime("at", disorder="1s", ahead=None))
     sessions = pipeline.source("visits", source).key_by(user).window(Session("5s", wait="5s"))
     counts = sessions.aggregate("sessions", Count())
-    counts.key_by(key).window(Tumbling("5s")).process("told", shown).sink("out", KafkaSink("out"))
+    counts.key_by(key).window(Tumbling("5s")).apply("told", shown).sink("out", KafkaSink("out"))
     visits = [
         Visit(name, begin + 1_000 * second)
         for name, second in (("ann", 0), ("ann", 8), ("bob", 9), ("ann", 4), ("bob", 30), ("ann", 26), ("bob", 50))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from auditing import audited
-from running import HERE, Job, Run, orders, stop
+from running import HERE, QUICK, Job, Run, orders, stop, write_program
 from test_kill_matrix import run_to_the_end
 from waiting import until
 
 from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.testing.cluster import KafkaCluster
 
-ROOT = Path(__file__).parents[2]
 REFUSED, BAD_RECORD, HALTED = 2, 3, 6
 JobOf = Callable[..., Job]
 
@@ -230,3 +232,31 @@ def test_what_reads_the_past_again(files_of: Any, tmp_path: Path) -> None:
         for why in audited(target, job.config, tmp_path).unjudged
         if "File '1.jsonl' of file:" in why and "is gone" in why
     ]
+
+
+def test_each_order_of_the_page_is_in_the_topic_once(
+    kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], tmp_path: Path,
+    failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The source of the docs, killed after its first checkpoint is decided; the next run ends with what is there."""
+    write_program("writing-a-source.md", tmp_path / "shop.py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    journal = tmp_path / "orders.db"
+    topic = kafka.create_topic(f"{topic_name}-orders", partitions=2)
+
+    def append(first: int) -> None:
+        with closing(sqlite3.connect(journal)) as db, db:
+            db.execute("CREATE TABLE IF NOT EXISTS journal (shop, number, body, PRIMARY KEY (shop, number))")
+            for id in range(first, first + 1_000):
+                body = json.dumps({"id": id, "customer": "ann", "total": 1})
+                db.execute("INSERT INTO journal VALUES (?, ?, ?)", (f"shop {id % 2}", id // 2, body))
+
+    append(0)
+    arguments = ("shop:pipeline", "--param", f"name={topic_name}", "--param", f"path={journal}", *QUICK)
+    killed = run(*arguments, env=failpoint("coordinator-committed"))
+    assert killed.wait() == -9, killed.said
+    append(1_000)
+    last = run(*arguments, "--inline", "--until", "latest")
+    assert last.wait() == 0, last.said
+    ids = [json.loads(record.value or b"")["id"] for record in kafka.read_committed(topic)]
+    assert sorted(ids) == list(range(2_000))

@@ -10,12 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
+import exactlyonce
 import exactlyonce.sinks
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import worker
 
 DOWNLOADS = "exactlyonce.connectors.embedded.jars"
 OTHERS = [f"exactlyonce.sinks.{store}" for store in ("files", "mysql", "postgres", "redis")]
+CLIENTS = {
+    "confluent_kafka", "kafka", "pyspark", "psycopg", "pymysql", "redis", "pyarrow", "pyiceberg", "deltalake",
+    "rocksdict", "botocore", "hdfs_native", "pytest",
+}  # fmt: skip
 
 
 def loaded(code: str) -> set[str]:
@@ -27,6 +32,24 @@ def test_a_worker_imports_no_client_or_store_that_it_does_not_use() -> None:
     modules = loaded("import exactlyonce.engines.local.worker\nfrom exactlyonce.sinks import KafkaSink")
     assert "exactlyonce.sinks.kafka.sink" in modules
     assert modules & {"kafka", "importlib.metadata", DOWNLOADS, *OTHERS} == set()
+
+
+def test_a_program_that_imports_the_package_loads_no_client_and_no_engine() -> None:
+    modules = loaded("from exactlyonce import *")
+    unused = {DOWNLOADS, "exactlyonce.checkpoint.records.encoding", "exactlyonce.connectors.blocks.storage"}
+    assert {"exactlyonce.connectors.kafka.source", "exactlyonce.sinks.kafka.sink"} <= modules
+    assert modules & {*CLIENTS, *OTHERS, *unused, "exactlyonce.engines.local", "exactlyonce.engines.options"} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("ConfigError", "errors"), ("Unavailable", "errors"), ("FileSource", "connectors"), ("PostgresSink", "sinks")],
+)
+def test_a_name_of_another_module_is_refused_with_its_import(name: str, module: str) -> None:
+    with pytest.raises(ImportError, match=f"from exactlyonce.{module} import {name}$"):
+        exec(f"from exactlyonce import {name}")
+    with pytest.raises(AttributeError, match="'exactlyonce' has no attribute 'Pipelin'"):
+        _ = exactlyonce.Pipelin  # type: ignore[attr-defined]  # refused by mypy, too
 
 
 def test_every_sink_is_there_for_who_asks() -> None:

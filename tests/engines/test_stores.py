@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import sqlite3
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import QUICK, Job, Run, orders, stop
+from running import QUICK, Job, Run, orders, stop, write_program
 from stored import assert_rows, rows_of
 from unreferenced import unreferenced_blocks
 
@@ -128,15 +127,11 @@ def test_a_store_that_refuses(stored: Stored) -> None:
     assert seen == set(range(before - 100)) | set(range(before, before + 100))
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "writing-a-sink.md"
-
-
 def test_each_order_is_in_the_table_once(
     kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], tmp_path: Path,
     failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    (tmp_path / "shop.py").write_text("\n\n".join(blocks[:2]))
+    write_program("writing-a-sink.md", tmp_path / "shop.py")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     database = tmp_path / "orders.db"
     topic = kafka.create_topic(f"{topic_name}-orders", partitions=3)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
@@ -19,9 +20,10 @@ from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,
     KeyBy,
+    KeyPlaces,
     Map,
     Peek,
-    Process,
+    Split,
     Stateful,
     listeners,
     record_error,
@@ -30,6 +32,7 @@ from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.output import Output
+from exactlyonce.pipeline.stream import Partitioner
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.stored import StoredState
 
@@ -89,11 +92,11 @@ def nothing_at(offset: int) -> Callable[..., Any]:
         lambda fn: FlatMap("op", lambda record: [fn(record)]),
         lambda fn: Peek("op", fn),
         lambda fn: KeyBy("op", fn),
-        lambda fn: Process("op", lambda record, emit: emit(fn(record))),
+        lambda fn: Split("op", lambda record, emit: emit(fn(record))),
         lambda fn: stateful(lambda state, record: (None, fn(record))),
         lambda fn: stateful(lambda state, record: (None, [fn(record)]), flat=True),
     ],
-    ids=["map", "filter", "flat_map", "peek", "key_by", "process", "stateful_map", "stateful_flat_map"],
+    ids=["map", "filter", "flat_map", "peek", "key_by", "split", "stateful_map", "stateful_flat_map"],
 )
 def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int) -> None:
     """StopIteration is an error of its record, and no end of the batch."""
@@ -215,8 +218,8 @@ def test_what_goes_to_a_side_output_stays_what_it_was(batches: list[list[int]]) 
     assert [record for batch in late for record in batch.records] == GROWN
 
 
-def processing(output: Any) -> Process:
-    return Process("op", lambda record, emit: emit(record, output if record else LATE))
+def splitting(output: Any) -> Split:
+    return Split("op", lambda record, emit: emit(record, output if record else LATE))
 
 
 def folding(output: Any) -> Stateful:
@@ -226,8 +229,8 @@ def folding(output: Any) -> Stateful:
 @pytest.mark.parametrize(
     ("failing", "said"),
     [
-        (processing("late"), "got 'late', and outputs= declares late"),
-        (processing(Output("other", int)), "got 'other', and outputs= declares late"),
+        (splitting("late"), "got 'late', and outputs= declares late"),
+        (splitting(Output("other", int)), "got 'other', and outputs= declares late"),
         (folding(Output("other", int)), "got 'other', and outputs= declares late"),
         (folding(None), r"emit\(value\) names no output \(late\): return what goes to the main one"),
     ],
@@ -277,6 +280,31 @@ def test_a_key_without_an_encoding_is_refused_with_what_has_one(is_lettered: boo
         assert "on the record at t[0] offset 1." in said
     assert "make it of None, bools, numbers" in said
     assert "dicts with text as keys" in said
+
+
+@pytest.mark.parametrize("partitioner", get_args(Partitioner))
+def test_a_key_that_belongs_to_another_subtask_is_refused(partitioner: str) -> None:
+    """Sources give partition *p* to subtask ``p % parallelism``, and a partitioner gives a key one partition."""
+    messages: dict[Any, bytes] = {"ann": b"ann", "bob": b"bob", 12: b"12", b"\xff\x01": b"\xff\x01", "é": b"\xc3\xa9"}
+    owners = {key: (PARTITIONERS[partitioner](message, 6) or 0) % 3 for key, message in messages.items()}
+    for subtask in range(3):
+        key_by = KeyBy("key", lambda key: key, places=KeyPlaces(partitioner, 6, 3, subtask))
+        own = [key for key, owner in owners.items() if owner == subtask]
+        assert len(pushed(key_by, own)) == len(own)
+        others = [key for key in messages if key not in own]
+        said = (
+            f"'key' has partitioned=, and the record at t[0] offset {len(own)} has the key {others[0]!r}, which belongs"
+        )
+        with pytest.raises(RecordError) as refused:
+            pushed(key_by, own + others)
+        assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("key", [None, True, 1.5, ["ann"]])
+def test_a_key_that_has_no_partition_of_its_own_is_refused(key: Any) -> None:
+    key_by = KeyBy("key", lambda number: key, places=KeyPlaces("murmur2_random", 4, 2, 0))
+    with pytest.raises(RecordError, match="which belongs to no partition, by murmur2_random"):
+        pushed(key_by, [1])
 
 
 def test_points_in_time_are_in_utc_behind_a_key() -> None:

@@ -132,7 +132,7 @@ def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
     clicks.feed()
     clicks.job.finish_here()
     name, command = clicks.job.name, clicks.job.command
-    shown = [json.loads(line) for line in command("state", name, "counts", "--json").splitlines()]
+    shown = [json.loads(line) for line in command("state", "show", name, "counts", "--json").splitlines()]
     clicks.assert_open(shown)
     url = json.loads(command("savepoint", name, "--to", f"file://{tmp_path}", "--json"))["url"]
     command("reset", name, "--yes", "--force")

@@ -13,6 +13,7 @@ from exactlyonce import (
     Aggregate,
     Count,
     CountDistinct,
+    EventTime,
     Hopping,
     Max,
     Output,
@@ -114,7 +115,7 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table:
     late ones to NAME-late."""
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Click)
     topics: Any = {"pattern": f"{name}-in-.*"} if window == "topics" else {"topic": f"{name}-in"}
-    source = KafkaSource(**topics, value=Click, time="at", disorder="2s", idle=None, ahead=None)
+    source = KafkaSource(**topics, value=Click, time=EventTime("at", disorder="2s", idle=None, ahead=None))
     windows = pipeline.source("clicks", source).key_by(lambda click: click.user).window(WINDOWS[window])
     options = REVISIONS.get(window, {})
     if window == "folded" and version == 2:
@@ -125,7 +126,7 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table:
     elif window == "folded":  # with states that change in place
         results = windows.fold("counts", list, adding(pause_ms / 1000), list.__add__, state=list[int], late=late)
     elif window == "processed":
-        results = windows.process("counts", summed, late=late, **options)
+        results = windows.apply("counts", summed, late=late, **options)
     else:
         results = windows.aggregate("counts", AGGREGATES, late=late, **options)
     if table:
@@ -139,7 +140,7 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table:
 def left_out(name: str) -> Pipeline:
     """The clicks of NAME-in by user in windows, to NAME-out; no output gets the late ones."""
     pipeline = Pipeline(name, max_parallelism=8)
-    clicks = pipeline.source("clicks", KafkaSource(f"{name}-in", value=Click, time="at", ahead=None))
+    clicks = pipeline.source("clicks", KafkaSource(f"{name}-in", value=Click, time=EventTime("at", ahead=None)))
     counts = clicks.key_by(lambda click: click.user).window(Tumbling("10s")).aggregate("counts", Count())
     counts.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     return pipeline

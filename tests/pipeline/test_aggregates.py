@@ -180,9 +180,7 @@ def test_nan_has_no_order(aggregate: Aggregate[Order, Any]) -> None:
 
 def test_several_aggregates_give_a_record_with_their_names() -> None:
     aggregates: dict[str, Aggregate[Order, Any]] = {"n": Count(), "last": Last("amount"), "heavy": Max("weight")}
-    accumulator = several(
-        "spent-by_day", {name: aggregate.accumulator(Order, {}) for name, aggregate in aggregates.items()}
-    )
+    accumulator = several("spent-by_day", None, aggregates, Order, {})
     value = result(accumulator, placed([Order(1, 10, 3.0), Order(2, 20, 2.0)]), [1])
     assert repr(value) == "SpentByDay(n=2, last=20, heavy=3.0)"
     assert type(value) is accumulator.value

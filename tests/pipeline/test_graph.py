@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, Pipeline
+from exactlyonce import AvroCodec, Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load
@@ -72,14 +72,14 @@ def graph(
     state: Any = int,
     out: str = "out",
     output: Any = None,
-    metadata: bool = False,
+    records: bool = False,
     partitioned: bool = False,
     start: Any = "earliest",
     filtered: bool = False,
 ) -> LogicalGraph:
     pipeline = Pipeline(name, max_parallelism)
-    kafka: KafkaSource[Any] = KafkaSource(topic, value=value, metadata=metadata, start=start)  # type: ignore[call-overload]  # any value
-    orders = pipeline.source(source, kafka)
+    read: Any = KafkaSource.records if records else KafkaSource
+    orders: Stream[Any] = pipeline.source(source, read(topic, value=value, start=start))
     orders = orders.filter(lambda order: True) if filtered else orders
     counted = orders.key_by(key, partitioned=partitioned).stateful_map(operator, fn, state=state)
     counted.sink("out", KafkaSink(out, value=output))
@@ -91,7 +91,7 @@ def graph(
     [
         {"name": "q"}, {"max_parallelism": 64}, {"topic": "other"}, {"value": Changed}, {"value": AvroCodec(Order)},
         {"source": "others"}, {"operator": "sums"}, {"state": float}, {"state": AvroCodec(int)}, {"out": "other"},
-        {"output": AvroCodec(int, {"type": "long"})}, {"metadata": True}, {"partitioned": True}, {"filtered": True},
+        {"output": AvroCodec(int, {"type": "long"})}, {"records": True}, {"partitioned": True}, {"filtered": True},
     ],
 )  # fmt: skip
 def test_the_fingerprint_changes_with(other: dict[str, Any]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import GraphError, Output, Pipeline, Session, Tumbling
+from exactlyonce import Output, Pipeline, Session, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
+from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks import KafkaSink
 
@@ -36,8 +37,8 @@ def of_id(order: Order) -> int:
 
 orders = KafkaSource("orders", value=Order, time="at")
 timeless = KafkaSource("timeless", value=Order)
-customers = KafkaSource("customers", key=str, value=Customer, metadata=True, time="at")
-unstamped = KafkaSource("table", key=str, value=Customer, metadata=True)
+customers = KafkaSource.records("customers", key=str, value=Customer, time="at")
+unstamped = KafkaSource.records("table", key=str, value=Customer)
 late = Output("late", Customer)
 OUT: KafkaSink[Any] = KafkaSink("out")
 

@@ -13,9 +13,11 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from exactlyonce import ConfigError, GraphError, Pipeline
+from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.pipeline.loading import load, load_reference, run
+from exactlyonce.errors import ConfigError, GraphError
+from exactlyonce.pipeline.loading import load, load_reference
+from exactlyonce.pipeline.running import run
 from exactlyonce.sinks import PrintSink
 
 PIPELINE = """
@@ -216,6 +218,15 @@ def test_a_prompt_may_run_inline(engine: Engine) -> None:
     assert msgspec.json.decode(printed)[1:] == [True, {"inline": True}]
 
 
+def test_a_program_may_name_the_pipeline(engine: Engine) -> None:
+    (engine.folder / "orders.py").write_text(PIPELINE)
+    printed = engine.python("-c", "import exactlyonce\nexactlyonce.run('orders:pipeline', 'some', parallelism=2)")
+    reference = {"module": "orders", "attribute": "pipeline", "params": {}, "path": str(engine.folder)}
+    assert msgspec.json.decode(printed) == [reference, True, {"parallelism": 2}]
+    printed = engine.python("-c", "import exactlyonce\nexactlyonce.run(7, 'some')")
+    assert "7 is no pipeline: give one, or its name as 'module:attribute'" in printed
+
+
 @pytest.mark.exhaustive(but=["changing"])
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
@@ -248,4 +259,5 @@ def test_a_pipeline_of_another_process_is_refused() -> None:
 
 def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(engine.folder))
-    assert run(of_this_module, "some", {"inline": True}) == 7
+    result: object = run(of_this_module, "some", inline=True)
+    assert result == 7

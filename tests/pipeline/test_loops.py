@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Emit, GraphError, Output, Pipeline
+from exactlyonce import Emit, Output, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
+from exactlyonce.errors import GraphError
 from exactlyonce.sinks import KafkaSink
 
 
@@ -36,7 +37,7 @@ def count(total: int | None, order: Order) -> tuple[int, Order]:
 def written(name: str = "retrying", pause: str = "500ms") -> Pipeline:
     pipeline = Pipeline(name)
     loop = pipeline.feedback("retry", Order, pause=pause)
-    tried = pipeline.source("in", KafkaSource("in", value=Order)).union(loop).process("try", attempt, outputs=[again])
+    tried = pipeline.source("in", KafkaSource("in", value=Order)).union(loop).split(attempt, id="try", outputs=[again])
     tried.side(again).feed(loop)
     tried.sink("out", KafkaSink("out"))
     return pipeline
@@ -52,7 +53,7 @@ def test_a_loop_is_a_node_that_is_fed_from_behind() -> None:
 def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
     assert written(pause="1s").build().fingerprint() == written().build().fingerprint()
     other = Pipeline("retrying")
-    orders = other.source("in", KafkaSource("in", value=Order)).process("try", attempt, outputs=[again])
+    orders = other.source("in", KafkaSource("in", value=Order)).split(attempt, id="try", outputs=[again])
     orders.side(again).union(orders, id="union-after-in").sink("out", KafkaSink("out"))
     assert other.build().fingerprint() != written().build().fingerprint()
 

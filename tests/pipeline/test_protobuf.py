@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import shop_messages as shop
 
-from exactlyonce import ConfigError, GraphError, Pipeline, ProtobufCodec
+from exactlyonce import Pipeline, ProtobufCodec
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import ConfigError, GraphError
 from exactlyonce.pipeline.schema import UnsupportedType
 from exactlyonce.sinks import KafkaSink
 

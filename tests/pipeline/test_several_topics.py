@@ -22,7 +22,7 @@ class Order(msgspec.Struct):
 def copies(topics: list[str], **options: Any) -> Pipeline:
     """Copies of each order to the topic that its customer names."""
     pipeline = Pipeline("regions")
-    orders = pipeline.source("orders", KafkaSource(["orders.eu", "orders.us"], value=Order, metadata=True))
+    orders = pipeline.source("orders", KafkaSource.records(["orders.eu", "orders.us"], value=Order))
     copied = orders.map(lambda record: record.value, id="values", output=Order)
     copied.sink("out", KafkaSink(lambda order: order.customer, topics=topics), **options)
     return pipeline
@@ -56,7 +56,7 @@ def test_a_topic_that_is_not_declared_is_an_error_of_the_record() -> None:
 
 def test_record_topic_tells_the_topics_apart() -> None:
     pipeline = Pipeline("topics")
-    records = pipeline.source("in", KafkaSource(["a", "b"], value=int, metadata=True))
+    records = pipeline.source("in", KafkaSource.records(["a", "b"], value=int))
 
     def placed(record: Record[int]) -> str:
         return f"{record.topic} {record.value}"

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Context, Emit, GraphError, Operator, Output, Pipeline, Record, Stream
+from exactlyonce import Context, Count, Emit, Operator, Output, Pipeline, Record, Stream, Tumbling
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.sinks import PrintSink
@@ -96,8 +97,8 @@ class Enrich(Operator):
         (lambda s: s.flat_map(lambda order: [order.id], output=int), int),
         (lambda s: s.filter(lambda order: True), Order),
         (lambda s: s.peek(), Order),
-        (lambda s: s.process("route", route), int),
-        (lambda s: s.process("route", lambda order, emit: None, output=int), int),
+        (lambda s: s.split(route), int),
+        (lambda s: s.split(lambda order, emit: None, output=int), int),
         (lambda s: s.union(s), Order),
         (lambda s: s.union(s.map(Enrich)), Order | str),
         (lambda s: s.union(s.map(lambda order: order)), UNKNOWN),
@@ -162,8 +163,8 @@ def test_a_factory_that_makes_no_function_is_told() -> None:
 def test_side_outputs() -> None:
     late = Output("late", Order)
     pipeline = Pipeline("p")
-    orders = pipeline.source("orders", KafkaSource("orders", value=Order, metadata=True))
-    routed = orders.process("route", lambda record, emit: emit(1), outputs=[late], output=int)
+    orders = pipeline.source("orders", KafkaSource.records("orders", value=Order))
+    routed = orders.split(lambda record, emit: emit(1), id="route", outputs=[late], output=int)
     routed.sink("out", PrintSink())
     routed.side(late).sink("late-out", PrintSink())
     graph = pipeline.build()
@@ -210,3 +211,51 @@ def test_operators_out_of_place_say_where_they_stand() -> None:
         list(orders)
     with pytest.raises(AttributeError, match="mapp"):
         orders.mapp(len)
+
+
+GUESSES: dict[str, Callable[[Any], Any]] = {
+    r"process takes a handler .* is .split\(fn, outputs=": lambda s: s.process("route", route),
+    r"process takes a handler .* is .apply\(id, fn\)": lambda s: (
+        s.key_by(len).window(Tumbling("1m")).process("all", len)
+    ),
+    r"split has no state, so its id has a name: split\(..., id='route'\)": lambda s: s.split("route", route),
+    r"union has no state, so its id has a name: union\(..., id='all'\)": lambda s: s.union("all", s),
+    r"the first argument of sink is its id in checkpoints, as sink\(\"sink\", ...\), and not Print": lambda s: s.sink(
+        PrintSink()
+    ),
+    "the first argument of source is its id": lambda s: Pipeline("q").source(KafkaSource("q", value=int)),  # type: ignore[call-arg, arg-type]  # it is wrong on purpose
+    "the first argument of stateful_map is its id": lambda s: s.key_by(len).stateful_map(add),
+    "the first argument of aggregate is its id": lambda s: s.key_by(len).window(Tumbling("1m")).aggregate(Count()),
+    "the first argument of in_order is its id .* None": lambda s: s.key_by(len).in_order(),
+    r"group_by is key_by\(fn\) here": lambda s: s.group_by(len),
+    r"keyBy is key_by here": lambda s: s.keyBy(len),
+    r"to is sink\(id, KafkaSink": lambda s: s.to("topic"),
+    r"foreach is peek\(fn\) here": lambda s: s.foreach(print),
+    r"mapValues is map\(fn\) here": lambda s: s.mapValues(len),
+    r"aggregate is of windows: put .key_by\(fn\).window\(Tumbling\(\"1m\"\)\) before it": lambda s: s.aggregate(
+        "n", Count()
+    ),
+    r"fold is of windows: put .window\(Tumbling\(\"1m\"\)\) before it": lambda s: s.key_by(len).fold("n", int, max),
+    "count is key_by.*stateful_map": lambda s: s.key_by(len).count(),
+    "reduce is not for windows: put it before .window": lambda s: s.key_by(len).window(Tumbling("1m")).reduce("r", max),
+    "sink is not for windows: put it before .key_by.*or after an operator": lambda s: (
+        s.key_by(len).window(Tumbling("1m")).sink("out", PrintSink())
+    ),
+    "map is not for tables: a keyed stream reads one by": lambda s: (
+        Pipeline("q").table("t", KafkaSource.records("t", key=str, value=int)).map(len)  # type: ignore[attr-defined]  # it is wrong on purpose
+    ),
+}
+
+
+@pytest.mark.parametrize("told", GUESSES)
+def test_a_guess_is_answered_with_what_does_it(told: str) -> None:
+    orders = Pipeline("p").source("orders", KafkaSource("orders", value=Order))
+    with pytest.raises(GraphError, match=rf"^[^ ]*test_stream.py:\d+: {told}"):
+        GUESSES[told](orders)
+
+
+def test_checkpoints_tell_a_split_by_its_earlier_name() -> None:
+    graph = written(lambda orders: orders.split(route, id="route"))
+    described = {node["id"]: node["kind"] for node in graph.describe()["nodes"]}
+    assert described == {"orders": "source", "route": "process", "out": "sink"}
+    assert "  route   split  " in graph.explain()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Emit, Output, Pipeline, Timers
+from exactlyonce import Emit, EventTime, Output, Pipeline, Timers
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -185,7 +185,9 @@ def test_a_mistake_of_two_inputs_is_named_with_its_remedy(
 )
 def test_other_options_that_make_no_sense_are_mistakes(options: dict[str, Any], problem: str) -> None:
     pipeline = Pipeline("timed")
-    source = KafkaSource("clicks", value=Click, **({"time": "at", "disorder": "2s"} | options.pop("source", {})))
+    source = KafkaSource(
+        "clicks", value=Click, **({"time": EventTime("at", disorder="2s")} | options.pop("source", {}))
+    )
     clicks = pipeline.source("clicks", source).key_by(lambda click: click.user)
     if "ttl" in options:
         clicks.reduce("last", lambda one, other: other, **options).sink("out", KafkaSink("last"))

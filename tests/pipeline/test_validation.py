@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, GraphError, JsonCodec, Operator, Output, Pipeline, Stream
+from exactlyonce import AvroCodec, JsonCodec, Operator, Output, Pipeline, Stream
 from exactlyonce.connectors import FileSource, GeneratorSource, KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.sinks import KafkaSink, PrintSink
 
 
@@ -83,9 +84,16 @@ MISTAKES: dict[str, Write] = {
     "records of 'key_by-after-orders' are not used: add an operator with state": lambda p, s: s.key_by(len),
     "table 'side' is not used: add .as_of": lambda p, s: (
         s.sink("out", out),
-        p.table("side", KafkaSource("side", key=str, value=Order, metadata=True)),
+        p.table("side", KafkaSource.records("side", key=str, value=Order)),
     ),
-    "id 'out' is taken at ": lambda p, s: (s.sink("out", out), s.sink("out", out)),
+    r"id 'out' of this sink is that of the sink at .*test_validation.py:\d+, .*: 'out-out' is free": lambda p, s: (
+        s.sink("out", out),
+        s.sink("out", out),
+    ),
+    "id 't' of this sink is that of the reduce at .*: 't-out-2' is free": lambda p, s: (
+        s.map(len, id="t-out").key_by(abs).reduce("t", max).sink("t", out)
+    ),
+    "id 'orders' of this map is that of the source at .*: 'orders-map' is free": lambda p, s: s.map(len, id="orders"),
     "id 'a b' must be made of letters": lambda p, s: s.sink("a b", out),
     r"id 'x+' is longer than 100": lambda p, s: s.sink("x" * 101, out),
     "expected a sink, as KafkaSink": lambda p, s: s.sink("out", KafkaSink),
@@ -127,7 +135,7 @@ MISTAKES: dict[str, Write] = {
     "may be sent to another process. They come from 'map-after-orders'": lambda p, s: (
         s.map(lambda order: order.id).union(s).key_by(len).reduce("t", max).sink("out", out)
     ),
-    "They come from 'route' .*: annotate emit: Emit": lambda p, s: s.process("route", lambda order, emit: None).sink(
+    "They come from 'route' .*: annotate emit: Emit": lambda p, s: s.split(lambda order, emit: None, id="route").sink(
         "out", KafkaSink("out")
     ),
     "records may be sent to another process, and Unwritable cannot be encoded": lambda p, s: (
@@ -159,21 +167,27 @@ MISTAKES: dict[str, Write] = {
     "union of 5, which is not a stream": lambda p, s: s.union(5),
     "union of a keyed stream": lambda p, s: s.union(s.key_by(len)),
     "needs at least one other stream": lambda p, s: s.union(),
-    "'undeclared' is not an output of 'route': declare it": lambda p, s: s.process(
-        "route", lambda order, emit: None, outputs=[late]
+    "'undeclared' is not an output of 'route': declare it": lambda p, s: s.split(
+        lambda order, emit: None, id="route", outputs=[late]
     ).side(undeclared),
-    "records of output 'late' are not used": lambda p, s: s.process("route", lambda order, emit: None, outputs=[late]),
+    "records of output 'late' are not used": lambda p, s: s.split(lambda order, emit: None, id="route", outputs=[late]),
     "'undeclared' is not an output of 't': declare it in stateful_map": lambda p, s: (
         s.key_by(len).stateful_map("t", lambda state, order, emit: (1, 1), outputs=[late]).side(undeclared)
     ),
     r"must take \(state, record, emit\)": lambda p, s: s.key_by(len).stateful_map("t", len, outputs=[late]),
     r"side\(\) needs the main stream of an operator with outputs=.* one of source": lambda p, s: s.side(late),
     "and this is one of a side output": lambda p, s: (
-        s.process("route", lambda order, emit: None, outputs=[late]).side(late).side(late)
+        s.split(lambda order, emit: None, id="route", outputs=[late]).side(late).side(late)
     ),
-    "two outputs have the same name": lambda p, s: s.process("r", lambda order, emit: None, outputs=[late, late]),
+    "two outputs have the same name": lambda p, s: s.split(lambda order, emit: None, outputs=[late, late]),
     "partitioned=True is about the source's topic": lambda p, s: (
         s.key_by(len).reduce("a", max).key_by(len, partitioned=True).reduce("b", max).sink("out", out)
+    ),
+    "partitioned='murmur3' must be True or one of murmur2_random, ": lambda p, s: (
+        s.key_by(len, partitioned="murmur3").reduce("a", max).sink("out", out)
+    ),
+    "partitioned= is about the keys of messages, and these are Refund": lambda p, s: (
+        s.key_by(refund, partitioned=True).reduce("a", max).sink("out", out)
     ),
     "partitions of a topic, and source 'n' reads none": lambda p, s: (
         p.source("n", GeneratorSource(abs, count=9)).key_by(abs, partitioned=True).reduce("b", max).sink("out", out)
@@ -227,10 +241,13 @@ def test_a_wrong_pipeline_as_a_whole(pipeline: Pipeline, mistake: str) -> None:
 def test_a_source_of_a_wrong_type_is_told_at_its_line() -> None:
     with pytest.raises(GraphError, match=r"test_validation.py:\d+: KafkaSource\('t'\): complex cannot be encoded"):
         KafkaSource("t", value=complex)
-    with pytest.raises(GraphError, match="key= is only seen with metadata=True"):
+    with pytest.raises(GraphError, match=r"test_validation.py:\d+: .* KafkaSource.records\(.*, key=...\)"):
         KafkaSource("t", value=Order, key=str)  # type: ignore[call-overload]  # it is wrong on purpose
+    for source in (KafkaSource, FileSource):
+        with pytest.raises(GraphError, match=rf"write {source.__name__}.records\(..., value=...\), without metadata="):
+            source("t", value=Order, metadata=True)  # type: ignore[call-overload]  # it is wrong on purpose
     with pytest.raises(GraphError, match="key=Order must be one of bytes, str, int, float, bool"):
-        KafkaSource("t", value=Order, key=Order, metadata=True)
+        KafkaSource.records("t", value=Order, key=Order)
 
 
 def test_a_type_that_nothing_needs_may_be_unknown() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -12,11 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce import Count, GraphError, Output, Pipeline, Stream
+from exactlyonce import Count, EventTime, Max, Mean, Output, Pipeline, Stream, Sum, TopN
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import GraphError
+from exactlyonce.pipeline.aggregates import Place, Placed
+from exactlyonce.pipeline.durations import Duration
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
-from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks import KafkaSink, PrintSink
 
 TIMES = st.integers(-(10**13), 10**13)
 HOUR = timedelta(hours=1)
@@ -154,7 +160,7 @@ def test_the_calendar_has_a_first_and_a_last_window_in_every_zone(size: str, zon
         (Session("0s"), "session 0s: the gap must be above 0"),
         (Session("soon"), "gap is 'soon'"),
         (Session("1s", wait="gap"), "wait is 'gap'"),
-        (Revised(Session("1s"), early="1s"), "session 1s has neither early= nor lateness=: a later record may move"),
+        (Revised(Session("1s"), early="1s"), "session 1s takes no early= and no lateness=: a later record may move"),
         (Revised(Session("1s"), lateness="1s"), 'let the session wait for late records, as Session("1s", wait="1s")'),
         (Revised(Tumbling("0s"), early="1s"), "tumbling 0s: the size must be above 0"),
         (Revised(Tumbling("1m"), early="1m"), "early='1m' must be below the size of the window, '1m'"),
@@ -165,6 +171,53 @@ def test_the_calendar_has_a_first_and_a_last_window_in_every_zone(size: str, zon
 )
 def test_a_window_that_makes_no_sense_is_a_problem_with_a_remedy(window: Window | Revised, problem: str) -> None:
     assert problem in " ".join(window.problems)
+
+
+class Paid(NamedTuple):
+    customer: str
+    at: int
+
+
+async def ask(some: list[Paid]) -> list[int]:
+    return [paid.at for paid in some]
+
+
+def test_a_timedelta_makes_the_same_pipeline_as_its_text() -> None:
+    def built(duration: Callable[[str], Duration]) -> LogicalGraph:
+        second, minute, day = duration("1s"), duration("1m"), duration("1d")
+        pipeline = Pipeline("durations")
+        time = EventTime("at", disorder=second, idle=minute, ahead=day)
+        loop = pipeline.feedback("loop", Paid, pause=second)
+        orders = pipeline.source("orders", KafkaSource("orders", value=Paid, time=time))
+        asked = orders.union(loop).enrich("asked", ask, timeout=second)
+        asked.filter(lambda asked: asked.answer > 1).map(lambda asked: asked.record, output=Paid).feed(loop)
+        keyed = orders.key_by(lambda order: order.customer)
+        windows: tuple[Window, ...] = (
+            Tumbling(minute, offset=second), Tumbling(day, zone="Europe/Paris"), Hopping(minute, every=second),
+            Session(minute, wait=second),
+        )  # fmt: skip
+        for number, window in enumerate(windows):
+            keyed.window(window).aggregate(f"window-{number}", Count()).sink(f"sink-{number}", PrintSink())
+        counts = keyed.window(Tumbling(minute)).aggregate("revised", Count(), early=second, lateness=minute)
+        counts.sink("revised-out", PrintSink())
+        keyed.deduplicate("first", within=minute).sink("first-out", PrintSink())
+        keyed.batches("lists", 3, timeout=second).sink("lists-out", PrintSink())
+        keyed.reduce("newest", lambda old, new: new, ttl=day).sink("newest-out", PrintSink())
+        keyed.join("both", keyed, within=(duration("-1m"), second)).sink("both-out", PrintSink())
+        keyed.as_of("version", keyed, keep=day).sink("version-out", PrintSink())
+        return pipeline.build()
+
+    units = {"s": timedelta(seconds=1), "m": timedelta(minutes=1), "d": timedelta(days=1)}
+    text, timed = built(lambda text: text), built(lambda text: int(text[:-1]) * units[text[-1]])
+    assert timed.fingerprint() == text.fingerprint()
+    assert timed.explain() == text.explain()
+    assert Tumbling(timedelta(minutes=1)) == Tumbling("1m")
+    problem = "size is datetime.timedelta(microseconds=500): the smallest unit is 1ms"
+    assert Tumbling(timedelta(microseconds=500)).problems == [problem]
+    assert Tumbling(timedelta(seconds=-1)).problems == ["size is '-1s': it must not be negative"]
+    assert Session(5).problems == [  # type: ignore[arg-type]  # the mistake that is tested
+        'gap is 5, without a unit: write "5s", or timedelta(seconds=5) in Python'
+    ]
 
 
 def test_windows_are_described_by_what_decides_the_results() -> None:
@@ -253,6 +306,72 @@ def test_a_fold_with_revisions_needs_merge() -> None:
 def test_records_of_a_window_need_a_known_type_to_be_kept() -> None:
     pipeline = Pipeline("p")
     unknown = pipeline.source("clicks", CLICKS).map(lambda click: click).key_by(lambda click: 0)
-    unknown.window(Tumbling("1m")).process("all", lambda window: window.value).sink("out", OUT)
+    unknown.window(Tumbling("1m")).apply("all", lambda window: window.value).sink("out", OUT)
     with pytest.raises(GraphError, match="the records of a window are kept, and their type is unknown"):
         pipeline.build()
+
+
+class Told(NamedTuple):
+    clicks: int
+    best: list[Click]
+
+
+class Struct(msgspec.Struct, kw_only=True):
+    note: str = ""
+    best: list[Click]
+    clicks: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+@dataclass
+class Means:
+    clicks: float
+    mean: float = 0.0
+
+
+@dataclass
+class Late:
+    late: int
+
+
+BOTH: dict[str, Any] = {"clicks": Count(), "best": TopN(2, "at")}
+
+
+def windowed(*given: Any, **fields: Any) -> Any:
+    """The graph of a window with an aggregate of these."""
+    pipeline = Pipeline("p")
+    windows = pipeline.source("clicks", CLICKS).key_by(_minute).window(Tumbling("1m"))
+    windows.aggregate("told", *given, **fields).sink("out", OUT)
+    return pipeline.build()
+
+
+@pytest.mark.parametrize("class_", [Told, Struct])
+def test_a_class_has_the_state_of_the_form_without_one(class_: Any) -> None:
+    typed, plain = windowed(class_, **BOTH).node("told"), windowed(BOTH).node("told")
+    assert typed.type == Windowed[int, class_]
+    assert (typed.meaning, typed.kept.layout) == (plain.meaning, plain.kept.layout)
+    state = typed.accumulator.add(None, Placed(Place(0, "t", 0, 0), Click(7)))
+    assert typed.accumulator.result(state) == class_(clicks=1, best=[Click(7)])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ((Told, {"clicks": Count()}), "Told needs best: give an aggregate for each field, as best=Count"),
+        ((Told, BOTH | {"mean": Mean("at")}), "Told has no field 'mean': its fields are clicks, best"),
+        ((Told, {"clicks": Mean("at"), "best": TopN(2, "at")}), "Told.clicks is int, and its aggregate gives float"),
+        ((Told, BOTH | {"best": len}), "aggregate 'best': .* must be a field's name with an aggregate"),
+        ((Told, BOTH | {"best": Max(lambda click: "a", type=str)}), r"Told.best is list\[Click\], .* gives str"),
+        ((Late, {}), r"Late.late has the name of an option of aggregate\(\): rename the field"),
+        ((int, {"clicks": Count()}), "or a class with a field for each, as a dataclass, got int"),
+        (({}, {}), "expected an aggregate"),
+        ((Count, {}), r"Count is a class: give one, as Count\(...\)"),
+        ((Count(), {"clicks": Count()}), r"clicks= is a field of a class: give the class"),
+    ],
+)
+def test_a_class_that_does_not_fit_its_aggregates_is_refused(given: Any, problem: str) -> None:
+    with pytest.raises(GraphError, match=problem):
+        windowed(given[0], **given[1])
+
+
+def test_a_field_of_floats_takes_integers_and_one_with_a_default_may_be_left_out() -> None:
+    assert windowed(Means, clicks=Sum("at")).node("told").type == Windowed[int, Means]

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from exactlyonce import GraphError, Pipeline, Record
+from exactlyonce import Pipeline, Record
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import GraphError
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.wire import apart, describe, wire_of

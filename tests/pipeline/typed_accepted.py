@@ -1,14 +1,15 @@
-"""Code that mypy --strict must accept, and the types that it must infer. Never run."""
+"""A user's code that mypy and pyright, both strict, must accept, and the types that they must infer. Never run."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
-from typing_extensions import assert_type
+from typing_extensions import Unpack, assert_type
 
 from exactlyonce import (
     AvroCodec,
@@ -16,22 +17,37 @@ from exactlyonce import (
     Count,
     Emit,
     Enriched,
+    EventTime,
     Feedback,
     Joined,
+    Max,
     Operator,
     Output,
     Pair,
     Pipeline,
     Record,
+    RunResult,
+    RunSettings,
     SideEmit,
     Stream,
+    Sum,
     Table,
     Timers,
     Tumbling,
     Windowed,
+    run,
 )
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink, PrintSink
+from exactlyonce.connectors import (
+    FileSource,
+    GeneratorSource,
+    IterableSource,
+    KafkaSource,
+    OpenSplit,
+    PostgresTableSource,
+    SourceOffset,
+    SplitSource,
+)
+from exactlyonce.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
 
 
 class Order(msgspec.Struct):
@@ -109,7 +125,9 @@ assert_type(orders.map(lambda order: order.customer, output=str).flat_map(words)
 assert_type(orders.peek().peek(lambda order: print(order.id)), Stream[Order])
 windows = by_customer.window(Tumbling("1h"))
 assert_type(windows.aggregate("u", Count(), early="1m", lateness="1h"), Stream[Windowed[str, int]])
-assert_type(windows.process("v", window_total), Stream[Total])
+assert_type(windows.aggregate("w", Total, customer=Max("customer"), sum=Sum("total")), Stream[Windowed[str, Total]])
+assert_type(windows.aggregate("x", {"n": Count()}), Stream[Windowed[str, Any]])
+assert_type(windows.apply("v", window_total), Stream[Total])
 assert_type(by_customer.stateful_map("a", add), Stream[Total])
 assert_type(by_customer.stateful_map("b", forget), Stream[Total | None])
 assert_type(by_customer.stateful_map("c", Remember), Stream[int])
@@ -124,11 +142,12 @@ assert_type(orders.union(orders.map(Enrich)), Stream[Order | Total])
 
 # sources and sinks
 assert_type(pipeline.source("raw", KafkaSource("raw", value=bytes)), Stream[bytes])
-assert_type(pipeline.source("nullable", KafkaSource("n", value=Order | None)), Stream[Any])
+nullable: Stream[Order | None] = pipeline.source("nullable", KafkaSource("n", value=Order | None))
 assert_type(pipeline.source("avro", KafkaSource("avro", value=AvroCodec(Order))), Stream[Order])
 assert_type(pipeline.source("lists", KafkaSource("lists", value=list[Order])), Stream[list[Order]])
-with_metadata = pipeline.source("m", KafkaSource("m", value=Order, metadata=True, key=str, on_error="skip"))
+with_metadata = pipeline.source("m", KafkaSource.records("m", value=Order, key=str, on_error="skip"))
 assert_type(with_metadata, Stream[Record[Order]])
+assert_type(pipeline.source("files", FileSource.records("/in", value=Order, watch="1m")), Stream[Record[Order]])
 pipeline.source("since", KafkaSource("since", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc)))
 pipeline.source("from", KafkaSource("from", value=Order, start={0: 17}))
 with_metadata.sink("copy", KafkaSink("copy"))
@@ -146,7 +165,7 @@ def route(order: Order, emit: Emit[int]) -> None:
         emit(order.id)
 
 
-routed = orders.process("route", route, outputs=[late])
+routed = orders.split(route, outputs=[late])
 assert_type(routed, Stream[int])
 assert_type(routed.side(late), Stream[Order])
 
@@ -223,7 +242,7 @@ day = Tumbling("1d")
 assert_type(by_customer.join("day", by_name, window=day), Stream[Windowed[str, Pair[Order, Total]]])
 days = by_customer.join("days", by_name, window=day, how="full", late=late, late_right=late_totals)
 assert_type(days, Stream[Windowed[str, Pair[Order | None, Total | None]]])
-totals_of = pipeline.table("totals-of", KafkaSource("totals-of", key=str, value=Total, metadata=True))
+totals_of = pipeline.table("totals-of", KafkaSource.records("totals-of", key=str, value=Total))
 assert_type(totals_of, Table[Any, Total])
 assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
@@ -245,3 +264,90 @@ class Client:
 assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"), Stream[Enriched[Order, Total]])
 assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
 assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])
+
+# event time
+in_time = EventTime("placed", disorder="5s", idle=None)
+assert_type(pipeline.source("t1", KafkaSource("t", value=Order, time=in_time)), Stream[Order])
+assert_type(pipeline.source("t2", KafkaSource("t", value=Order, time=EventTime("id", disorder="5s"))), Stream[Order])
+assert_type(in_time, EventTime[object])
+assert_type(KafkaSource("t", value=Order, time=EventTime(lambda order: order.id)), KafkaSource[Order])
+placed = KafkaSource.records("t", value=Order, time=EventTime(lambda record: record.value.id))
+assert_type(placed, KafkaSource[Record[Order]])
+# run
+
+assert_type(pipeline.run(), RunResult | None)
+assert_type(pipeline.run(until="latest", min_pause=timedelta(seconds=1), state_memory=1 << 30), RunResult | None)
+assert_type(run("orders:pipeline", parallelism=2, restart={"strategy": "none"}, on_event=print), RunResult | None)
+
+
+def on_event(event: dict[str, Any]) -> None: ...
+
+
+def configured(**settings: Unpack[RunSettings]) -> RunResult | None:
+    return run(pipeline, log_level="warning", on_event=on_event) or pipeline.run(**settings)
+
+
+# other sources
+assert_type(pipeline.source("files", FileSource("/data", value=Order, files="*.csv", format="csv")), Stream[Order])
+table_source = PostgresTableSource("orders", dsn="env:SHOP_DSN", key="id", value=Order)
+assert_type(pipeline.source("table", table_source), Stream[Order])
+assert_type(pipeline.source("items", IterableSource([Order(1, "ann", 2, 3)], value=Order)), Stream[Order])
+assert_type(pipeline.source("numbers", IterableSource([1, 2], value=int)), Stream[int])
+
+
+def make(number: int) -> Order:
+    return Order(number, "ann", 1, number)
+
+
+assert_type(pipeline.source("made", GeneratorSource(make, rate=100)), Stream[Order])
+perhaps: Stream[int | None] = pipeline.source("perhaps", IterableSource([1, None], value=int | None))
+
+# other sinks
+orders.sink("pg", PostgresSink("orders", dsn="env:SHOP_DSN", mode="upsert", key=("id",), create=True))
+orders.sink("my", MySQLSink("orders", dsn="env:SHOP_DSN"))
+orders.sink("redis", RedisSink("env:CACHE", key=lambda order: f"order:{order.id}"))
+orders.sink("lines", FileSink("/data/out", format="parquet", roll_interval="1m", roll_bytes=1 << 26))
+orders.sink("delta", DeltaSink("/data/delta", create=True))
+orders.sink("ice", IcebergSink("shop.orders", catalog={"type": "rest"}, create=True))
+orders.map(Enrich).sink("wide", PrintSink())
+
+# durations and sizes
+
+second = timedelta(seconds=1)
+by_customer.window(Tumbling(second, offset=timedelta(0))).aggregate("timed", Count(), early=second, lateness="1m")
+by_customer.join("timed-join", by_name, within=(-second, "1m"))
+by_customer.batches("timed-batches", 3, timeout=second)
+FileSink[Total]("/totals", roll_bytes="64mb", roll_interval=second)
+
+
+# sources of one's own
+class OpenShop(OpenSplit):
+    def __init__(self, path: str, position: SourceOffset) -> None:
+        self.path, self.name, self.next = path, position.identity, position.offset
+
+    def read(self, records_max: int) -> list[bytes]:
+        return [] if self.ended else [b"{}"] * records_max
+
+
+@dataclass(frozen=True, eq=False)
+class Journal(SplitSource[Order]):
+    path: str
+    grows = True
+
+    @property
+    def type(self) -> Any:
+        return Order
+
+    @property
+    def place(self) -> str:
+        return f"journal:{self.path}"
+
+    def find_splits(self) -> list[str]:
+        return ["amsterdam"]
+
+    def open_split(self, position: SourceOffset) -> OpenShop:
+        return OpenShop(self.path, position)
+
+
+journal = Journal("orders.db", time=EventTime("ts", disorder=timedelta(seconds=5), idle=None), on_error="skip")
+assert_type(pipeline.source("journal", journal), Stream[Order])

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from exactlyonce import Emit, Joined, Pipeline, Timers, Tumbling, Windowed
+from exactlyonce import Emit, EventTime, Joined, Pipeline, Timers, Tumbling, Windowed
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.moments import ms_of
@@ -336,10 +336,10 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
         inputs = [streams[each] for each in step.inputs] if step.kind != "loop" else []
         match step.kind:
             case "source":
-                timed: dict[str, Any] = {}
+                timed: EventTime[Event] | None = None
                 if topology.has_times:
-                    timed = {"time": time_of, "disorder": f"{DISORDER_MS}ms", "idle": topology.idle, "ahead": None}
-                streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event, **timed))
+                    timed = EventTime(time_of, disorder=f"{DISORDER_MS}ms", idle=topology.idle, ahead=None)
+                streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event, time=timed))
             case "branch":
                 streams[step.id] = inputs[0].map(told(step.id, _branch(step.id)), id=step.id)
             case "twice":
@@ -349,7 +349,7 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
             case "split" | "again" | "called":
                 output = Output("side", Event)
                 routed = _routed(output, _aside(step, calls))
-                streams[step.id] = inputs[0].process(step.id, routed, outputs=[output], output=Event)
+                streams[step.id] = inputs[0].split(routed, id=step.id, outputs=[output], output=Event)
                 streams[f"{step.id}~"] = streams[step.id].side(output)
             case "loop":
                 streams[step.id] = pipeline.feedback(step.id, Event, pause="30ms" if step.id == "back" else "0ms")

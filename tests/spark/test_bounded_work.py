@@ -88,7 +88,7 @@ def test_a_notebook_does_what_the_commands_do(
     with pytest.raises(ConfigError, match="has no checkpoint to go on from: begin with `exactlyonce backfill"):
         catch_up(spark, pipeline, **given)
     with pytest.raises(ConfigError, match="parallelism is '2': write a whole number"):
-        backfill(spark, pipeline, parallelism="2", **given)
+        backfill(spark, pipeline, parallelism="2", **given)  # type: ignore[arg-type]  # the error is what is tested
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10)])
     lines: list[str] = []
     spark.sparkContext.setJobDescription("the program's own")
@@ -109,6 +109,8 @@ def test_a_notebook_does_what_the_commands_do(
     assert (more.records, more.parallelism) == (5, 1)
     values = sorted(int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out"))
     assert values == [2 * number for number in range(15)]
+    with pytest.raises(ConfigError, match="There is no option 'parallelism' here"):
+        audit(spark, pipeline, parallelism=1, **given)  # type: ignore[call-arg]  # the error is what is tested
     report = audit(spark, pipeline, **given)
     assert (report.findings, report.records_out, len(report.checkpoints)) == ([], 15, 2)
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
@@ -121,13 +123,15 @@ def test_a_notebook_does_what_the_commands_do(
     assert {int(row.new) % 3 for row in rows if row.new is not None} == {0}
     assert f"{topic_name}: 5 records from checkpoint 1 on: out: " in compared._repr_html_()
     kafka.produce(f"{topic_name}-in", ["15"])
-    manifest = pipeline.run("spark", spark=spark, until="latest", parallelism=1, **given)
-    assert (manifest.checkpoint, manifest.records_committed) == (3, 1)
+    ended = pipeline.run("spark", spark=spark, until="latest", parallelism=1, **given)
+    assert ended is not None
+    assert (ended.pipeline, ended.checkpoint, sum(ended.offsets["in"].values())) == (topic_name, 3, 16)
 
 
 OPENING = """\
-from exactlyonce import Context, Pipeline, Unavailable
+from exactlyonce import Context, Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import Unavailable
 from exactlyonce.sinks import KafkaSink
 
 

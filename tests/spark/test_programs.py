@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,31 @@ def test_a_session_is_stopped(kind: str, kafka: KafkaCluster, topic_name: str, t
     assert printed["checkpoint"] == 3
     outputs = [int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out")]
     assert sorted(outputs) == [2 * number for number in range(12)]
+
+
+WRITES = """
+import sys
+from pyspark.sql import SparkSession
+from exactlyonce.spark import register
+
+spark = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", False).getOrCreate()
+register(spark)
+orders = spark.range(100).selectExpr("id", "'ann' AS customer", "id * 2 AS total").repartition(2)
+writing = orders.write.format("exactlyonce").mode("append").option("sinkId", sys.argv[2]).option("sink", "sqlite")
+for _ in range(2):
+    writing.option("path", sys.argv[3]).option("writeId", "w").option("kafka.bootstrap.servers", sys.argv[1]).save()
+"""
+
+
+def test_a_sink_of_another_package(kafka: KafkaCluster, topic_name: str, tmp_path: Path, shop_sqlite: Path) -> None:
+    """`df.write` to the store of the documentation, by the name of its entry point; a repeated write adds nothing."""
+    database = tmp_path / "orders.db"
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST, "PYTHONPATH": str(shop_sqlite)}
+    line = [sys.executable, "-c", WRITES, kafka.bootstrap_servers, topic_name, str(database)]
+    done = subprocess.run(
+        line, cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(database)) as db:
+        rows = db.execute("SELECT id, customer, total FROM orders ORDER BY id").fetchall()
+    assert rows == [(id, "ann", 2 * id) for id in range(100)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from running import exactlyonce
+from state_pipelines import make
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History
@@ -20,6 +21,7 @@ from exactlyonce.engines.savepoints.exported import DamagedSavepoint
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.state_reading import StateReader
 from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.savepoints import write_state
 from exactlyonce.state.errors import StateIncompatible
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -61,7 +63,7 @@ class Shop:
         return {"types": PIPELINE, "params": json.dumps({"name": self.name, **params})}
 
     def shown(self, operator: str, *options: str) -> list[tuple[Any, Any, int, int]]:
-        lines = self.command("state", self.name, operator, "--json", *options).splitlines()
+        lines = self.command("state", "show", self.name, operator, "--json", *options).splitlines()
         found = [json.loads(line) for line in lines]
         return sorted((each["key"], each["state"], each["key_group"], each["checkpoint"]) for each in found)
 
@@ -254,3 +256,22 @@ def test_a_damaged_block(shop: Shop, tmp_path: Path) -> None:
     assert damaged
     with pytest.raises(DamagedBlock, match="is damaged: its bytes are not those that were written"):
         read(reader)
+
+
+@pytest.mark.exhaustive
+def test_frames_become_state(spark: Any, shop: Shop, tmp_path: Path) -> None:
+    """A savepoint of two operators, written from DataFrames, has their rows, and a run goes on from them."""
+    totals = spark.createDataFrame(
+        [(f"c{number}", (number, [number])) for number in range(5)], "key string, state struct<sum:int,last:array<int>>"
+    )
+    counts = spark.range(3).selectExpr("id AS key", "id * 10 AS state")
+    url = write_state(
+        make(shop.name), {"totals": totals, "counts": counts}, to=str(tmp_path), offsets="latest",
+        bootstrap_servers=shop.kafka.bootstrap_servers,
+    )  # fmt: skip
+    frame = load(spark, {"state": url, "operator": "totals"})
+    assert [row[:2] for row in rows(frame)] == [(f"c{n}", {"sum": n, "last": [n]}) for n in range(5)]
+    shop.kafka.produce(f"{shop.name}-orders", [("c4", '{"customer":"c4","total":2}')])
+    shop.run("--from-savepoint", url)
+    assert [state for key, state, *_ in shop.shown("totals") if key == "c4"] == [{"sum": 6, "last": [4, 2]}]
+    assert [shown[:2] for shown in shop.shown("counts")] == [(0, 0), (1, 10), (2, 21)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Callable, Iterator
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +15,7 @@ from pyspark.sql import types as spark
 
 from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import tally_of
-from exactlyonce.engines.spark.sink.target import StoreTarget, record_type
+from exactlyonce.engines.spark.sink.target import StoreTarget, announced_sink, record_type
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
@@ -51,9 +54,9 @@ def test_options_are_the_arguments_of_the_sinks() -> None:
     sink = sink_of(parse(sink="MariaDB", table="totals", dsn="env:DSN", commit="xa"))
     assert isinstance(sink, MySQLSink)
     assert sink.commit == "xa"
-    sink = sink_of(parse(sink="files", path="/data", partitionBy="day", roll_bytes="4096", rollInterval="10m"))
+    sink = sink_of(parse(sink="files", path="/data", partitionBy="day", roll_bytes="4kb", rollInterval="10m"))
     assert isinstance(sink, FileSink)
-    assert (sink.path, sink.partition_by, sink.roll_bytes, sink.roll_interval) == ("/data", ("day",), 4096, "10m")
+    assert (sink.path, sink.partition_by, sink.roll_bytes, sink.roll_interval) == ("/data", ("day",), "4kb", "10m")
     options = parse(**{**REDIS, "key": "{{shop}}:{customer}:{day}"}, kind="hash", hash_tag="shop", store_timeout="5s")
     sink = sink_of(options)
     assert isinstance(sink, RedisSink)
@@ -153,3 +156,74 @@ def test_a_map_whose_keys_are_no_strings() -> None:
     ]
     assert tallies[0] == tallies[1]
     assert len(set(tallies)) == 3
+
+
+SINKS_OF_OTHERS = """
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+from exactlyonce.sinks import WriteAheadSink
+
+@dataclass
+class TableSink(WriteAheadSink):
+    table: str
+    rows_max: int | None = None
+    key: tuple[str, ...] = ()
+    create: bool = False
+    mode: Literal["insert", "upsert"] = "insert"
+    properties: dict[str, str] | None = None
+    choose: Callable[[str], str] = str
+
+    def describe(self, type_):
+        return {"sink": "table"}
+
+    def store(self, type_):
+        raise NotImplementedError
+
+class ChoosingSink(TableSink):
+    def __init__(self, choose: Callable[[str], str]) -> None:
+        self.choose = choose
+
+def function():
+    pass
+"""
+NAMES_OF_OTHERS = """[exactlyonce.sinks]
+table = sinks_of_others:TableSink
+choosing = sinks_of_others:ChoosingSink
+function = sinks_of_others:function
+missing = sinks_of_others:Missing
+"""
+
+
+@pytest.fixture
+def others(
+    installed: Callable[[str, str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., SinkOptions]]:
+    monkeypatch.syspath_prepend(installed("sinks_of_others", SINKS_OF_OTHERS, NAMES_OF_OTHERS))
+    yield parse
+    sys.modules.pop("sinks_of_others", None)
+    announced_sink.cache_clear()
+
+
+def test_the_sink_of_another_package(others: Callable[..., SinkOptions]) -> None:
+    """Its arguments are options, by their types; what no text stands for is none."""
+    sink = sink_of(others(
+        sink="Table", table="totals", rowsMax="7", KEY="customer, day", create="TRUE", mode="upsert",
+        properties='{"zone": "eu"}',
+    ))  # fmt: skip
+    assert type(sink).__name__ == "TableSink"
+    assert (sink.table, sink.rows_max, sink.key, sink.create) == ("totals", 7, ("customer", "day"), True)
+    assert (sink.mode, sink.properties, sink.choose) == ("upsert", {"zone": "eu"}, str)
+    assert target_of(others(sink="table", table="totals", key="customer")).key == ("customer",)
+    for given, said in (
+        ({"sink": "table"}, r"sink=table needs the option table: an argument of TableSink without a default\."),
+        ({"sink": "table", "table": "t", "choose": "str"}, r"no option 'choose' .* rows_max, key, create, mode"),
+        ({"sink": "table", "table": "t", "rows_max": "many"}, r"rows_max is 'many': write a number"),
+        ({"sink": "table", "table": "t", "key": "client"}, r"key names 'client'"),
+        ({"sink": "choosing"}, r"cannot be used on Spark: ChoosingSink needs the argument choose"),
+        ({"sink": "function"}, r"must be a class derived from exactlyonce\.sinks\.WriteAheadSink"),
+        ({"sink": "missing"}, r"cannot be loaded: AttributeError.* uninstall the package sinks_of_others 1\.2"),
+        ({"sink": "tables"}, r"one of kafka, .*iceberg, choosing, function, missing, table\. .* on every executor"),
+    ):
+        with pytest.raises(ConfigError, match=f"(?s){said}"):
+            others(**given)

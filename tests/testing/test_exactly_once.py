@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Count, DeadLetters, Pipeline, Record, Tumbling
+from exactlyonce import Count, DeadLetters, EventTime, Pipeline, Record, Tumbling
 from exactlyonce.connectors import FileSource, KafkaSource
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, GraphError
 from exactlyonce.sinks import KafkaSink, RedisSink
@@ -61,7 +61,7 @@ def test_a_right_pipeline_passes_every_crash(crashes_max: int | None) -> None:
 
 def test_records_have_keys_times_and_headers() -> None:
     pipeline = Pipeline("copies")
-    source = pipeline.source("in", KafkaSource("in", value=int, key=str, metadata=True))
+    source = pipeline.source("in", KafkaSource.records("in", value=int, key=str))
 
     def stamped(record: Record[int]) -> Record[str | None]:
         headers = [name for name, _ in record.headers]
@@ -215,9 +215,9 @@ def at(second: int) -> datetime:
 VISITS = [Visit("home", at(1)), Visit("shop", at(4)), Visit("home", at(7)), Visit("home", at(13))]
 
 
-def counted(**source: Any) -> Pipeline:
+def counted(time: Any = "at", **source: Any) -> Pipeline:
     pipeline = Pipeline("visits")
-    visits = pipeline.source("visits", KafkaSource("visits", value=Visit, time="at", **source))
+    visits = pipeline.source("visits", KafkaSource("visits", value=Visit, time=time, **source))
     counts = visits.key_by(lambda visit: visit.page).window(Tumbling("10s")).aggregate("counts", Count())
     counts.map(lambda count: f"{count.key} {count.value}", output=str).sink("out", KafkaSink("out"))
     return pipeline
@@ -229,7 +229,7 @@ def test_windows_of_event_time_close_at_the_end_of_the_inputs() -> None:
     assert_exactly_once(counted(), {"visits": VISITS}, {"out": [*wanted, "home 1"]}, crashes_max=5)
     assert_exactly_once(counted(), {"visits": VISITS}, {"out": wanted}, crashes_max=0, drain=False)
     ahead = Record(Visit("home", at(59)), None, timestamp_ms=1)
-    skipping = counted(on_time_error="skip")
+    skipping = counted(EventTime("at", on_error="skip"))
     assert_exactly_once(skipping, {"visits": [*VISITS, ahead]}, {"out": [*wanted, "home 1"]}, crashes_max=0)
     undecoded = counted(on_error="skip")
     assert_exactly_once(undecoded, {"visits": [b"{}", None, *VISITS]}, {"out": [*wanted, "home 1"]}, crashes_max=0)

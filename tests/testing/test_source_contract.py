@@ -1,9 +1,12 @@
-"""The contract of a source: a list of texts keeps it; a test misses each rule that is left out."""
+"""The contract of a source: a list of texts and the source of the documentation keep it; a test misses each rule that
+is left out."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count, groupby
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -157,6 +160,8 @@ class ListSource(Source[str]):
 
 
 class TestListSource(SourceContract):
+    finds_splits = False
+
     @pytest.fixture(autouse=True)
     def _lists(self) -> None:
         self.lists = Lists()
@@ -164,7 +169,7 @@ class TestListSource(SourceContract):
     def source(self) -> ListSource:
         return ListSource(self.lists)
 
-    def topic_id(self, split: int) -> str:
+    def identity(self, split: int) -> str:
         return "id-1"
 
     def append(self, split: int, records: Sequence[str]) -> None:
@@ -179,6 +184,43 @@ class TestListSource(SourceContract):
 
     def append_damaged(self, split: int) -> None:
         self.lists.lines[split].append(b"\xff")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-source.md"
+
+
+def contract_of_the_page() -> Any:
+    source, _, contract = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(source + contract, f"the code of {PAGE.name}", "exec", dont_inherit=True), names)
+    return names["TestJournal"]
+
+
+class TestSourceOfThePage(contract_of_the_page()):  # type: ignore[misc]  # the page's class has no type here
+    def test_a_split_that_is_gone(self) -> None:
+        """A leader halts, and names the split; one that has ended may go."""
+        self.filled(3)
+        gone, _ = self.found()
+        self.remove(0, before=3)
+        with pytest.raises(Halt, match="split 'amsterdam' up to record 0, and the split is gone"):
+            self.found([gone])
+        assert [start.identity for start in self.found([msgspec.structs.replace(gone, ended=True)])] == ["bern"]
+
+    def test_the_end_of_a_bounded_run(self) -> None:
+        """Splits without an end have finished, in a bounded run, once no more records are there."""
+        self.filled(10)
+        context = ReaderContext(source="contract", positions=self.beginning(), targets={}, clients=self.clients())
+        reader = self.source().open_reader(context)
+        reader.open()
+        while records := reader.poll(7, 0.0):
+            assert not reader.finished or len(records) < 7
+        assert reader.finished
+
+    def test_a_range_that_lacks_records(self) -> None:
+        """A range is an error that ends after the records that are there, unless it goes to the end of the split."""
+        self.append(1, ["1:0", "1:1"])
+        with pytest.raises(Halt, match="has only 2 records"):
+            self._range(self.beginning([1])[0], 3, 100)
 
 
 POLL, OPEN, FETCH, POSITIONS = ListReader.poll, ListSource.open_reader, Lists.fetch, ListReader.positions

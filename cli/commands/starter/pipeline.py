@@ -2,9 +2,7 @@
 
 import msgspec
 
-from exactlyonce import Pipeline
-from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink
+from exactlyonce import KafkaSink, KafkaSource, Pipeline
 
 
 class Order(msgspec.Struct):

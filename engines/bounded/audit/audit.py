@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.checkpoint.records.manifest import HISTORY, HISTORY_ENDED
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner_in
@@ -243,6 +244,9 @@ class Audit:
                 continue
             if number not in history.finalized:
                 unjudged.append(f"checkpoint {number} is decided, and its output is not all committed yet")
+                continue
+            if history.manifests[number].kind in (HISTORY, HISTORY_ENDED):
+                unjudged.append(f"checkpoint {number} was computed without output")
                 continue
             try:
                 intervals.append(interval_of(history, number))

@@ -49,6 +49,7 @@ from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViolation, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Node
@@ -309,6 +310,8 @@ class Assembly:
         sink, graph, partitions = node.sink, self.plan.graph, self.stage.output_partitions.get(node.id)
         letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
+        if self.stage.without_output and node.inputs[0].output != DEAD_LETTERS:
+            return _Nowhere(node.id)
         if sink.transactional:
             distribution: Distribution | None = None
             receivers = 1
@@ -322,7 +325,7 @@ class Assembly:
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return self._stage_output(node, encoder, receivers, distribution)
         if self.blocks is None:
-            return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _drop_batch
+            return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _Nowhere(node.id)
         opened = self._assembler.open_sink(
             node,
             self.operators,
@@ -406,5 +409,8 @@ def _refuse(text: str) -> None:
     raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {text}")
 
 
-def _drop_batch(batch: Batch) -> None:
-    """Write nothing: a recomputed sink that only shows has no output."""
+class _Nowhere(BatchOperator):
+    """A sink that writes nothing: its output is another application's, or it is recomputed and only shows."""
+
+    def __call__(self, batch: Batch) -> None:
+        pass

@@ -55,6 +55,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Whether output files have the origin of each record."""
     files: str
     """The beginning of the locations of its files; see `workplace`."""
+    without_output: bool = False
+    """Whether sinks write nothing, except for dead letters."""
     by_partition: bool
     """Whether units distribute outputs over the partitions of their topics; else the client does."""
     lanes: int = 0

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
@@ -28,6 +28,7 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.order_log import (
     CLOCK,
     FIRED,
+    FIRING,
     FLOOR,
     IDLE,
     INEXACT,
@@ -288,16 +289,22 @@ def take_along(
     order = operators.order
     together: list[Batch] = []
     interrupted = False
-    for number, ((name, partition, kind), count) in enumerate(runs_of(logs)):
+    due: dict[str, list[Watermark]] = {}
+    runs = runs_of(logs)
+    for (name, partition, kind), count in runs:
         if (name, partition, kind) == INEXACT:
             raise Halt(
                 "It cannot be recomputed: the run was one with mode at_least_once, and took records of the next "
                 "checkpoint before this one, or of this one before the last."
             )
-        if kind == FIRED and not number:
-            interrupted = True
-            if order is not None:
-                order.begins_within(name)
+        if kind == FIRING:
+            if count:
+                interrupted = True
+                for (operator, _, said), time in islice(runs, count):
+                    due.setdefault(operator, []).append(Watermark(time, said == IDLE))
+                operators.begin_within(due)
+            else:
+                operators.begun(due)
             continue
         if kind in (FIRED, OVER):
             if not operators.fire_along(name, count, over=kind == OVER):

@@ -7,15 +7,15 @@ Spark shows options in its plans and event logs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import SETTING, partitioner
-from exactlyonce.engines.spark.sink.target import ARGUMENTS, StoreTarget, parse_target
 from exactlyonce.engines.spark.sink.target import KAFKA as TO_KAFKA
+from exactlyonce.engines.spark.sink.target import StoreTarget, arguments_of, parse_target
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import name_problem, topic_problem
@@ -92,10 +92,9 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
     """Check and parse. Names may be written in any case, as always in Spark, and with or without underscores."""
     options = {_normal(name): value for name, value in given.items()}
     store = options.get("sink", TO_KAFKA).lower()
-    if store != TO_KAFKA and store not in ARGUMENTS:
-        raise ConfigError(f"The option sink is {store!r}: write one of {', '.join((TO_KAFKA, *ARGUMENTS))}.")
-    arguments = {name: options[_normal(name)] for name in ARGUMENTS.get(store, {}) if _normal(name) in options}
-    _refuse_unknown(options, store, streaming)
+    known: Mapping[str, object] = {} if store == TO_KAFKA else arguments_of(store)
+    arguments = {name: options[_normal(name)] for name in known if _normal(name) in options}
+    _refuse_unknown(options, store, known, streaming)
     sink_id = options.get("sinkid", "")
     if problem := name_problem(sink_id):
         raise ConfigError(
@@ -134,8 +133,8 @@ def _normal(name: str) -> str:
     return lower if lower.startswith(KAFKA) else lower.replace("_", "")
 
 
-def _refuse_unknown(options: Mapping[str, str], store: str, streaming: bool) -> None:
-    names = (*OPTIONS, *(OF_KAFKA if store == TO_KAFKA else (*OF_STORES, *ARGUMENTS[store])))
+def _refuse_unknown(options: Mapping[str, str], store: str, arguments: Iterable[str], streaming: bool) -> None:
+    names = (*OPTIONS, *(OF_KAFKA if store == TO_KAFKA else (*OF_STORES, *arguments)))
     offered = [name for name in names if not (streaming and name in BATCH_ONLY)]
     known = {*map(_normal, offered), *_SPARKS_OWN}
     unknown = [name for name in options if name not in known and not name.startswith(KAFKA)]

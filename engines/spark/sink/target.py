@@ -1,14 +1,15 @@
 """A store other than Kafka as the target of a write: its description, from Spark's options, and rows as its records.
 
-Options are named after the arguments of `PostgresSink`, `MySQLSink`, `RedisSink`, `FileSink`, `DeltaSink` and
-`IcebergSink`, in any case and with or without underscores, and written as text. Invariants: nothing is opened; a target
-is text alone, which Spark pickles, so that all processes make the same description and record type of it; secrets are
-references; a column keeps its name; no value is rounded, cut or turned into text; a column's type without equal in
-Python is refused before any write.
+Options are named after the arguments of `PostgresSink`, `MySQLSink`, `RedisSink`, `FileSink`, `DeltaSink`,
+`IcebergSink` or the sink of another package. Their case and underscores do not matter. Invariants: nothing is opened; a
+target is text alone, which Spark pickles, so that all processes make the same description and record type of it;
+secrets are references; a column keeps its name; no value is rounded, cut or turned into text; a column's type without
+equal in Python is refused before any write.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
@@ -17,7 +18,7 @@ from functools import cached_property, lru_cache
 from keyword import iskeyword
 from string import Formatter
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_origin
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +26,9 @@ from pyspark.sql import types as spark
 
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE, delivery_problems
 from exactlyonce.pipeline.errors import ConfigError, RecordError
+from exactlyonce.pipeline.extras import SINKS, announced, loaded
+from exactlyonce.pipeline.hints import declared, members, without_none
+from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.delta.sink import DeltaSink
 from exactlyonce.sinks.files.sink import FileSink
 from exactlyonce.sinks.iceberg.sink import IcebergSink
@@ -82,18 +86,19 @@ ARGUMENTS: Mapping[str, Mapping[str, Parsed]] = {
         "part_rows": _count, "delivery": _text,
     },
     "files": {
-        "path": _text, "format": _text, "partition_by": _names, "roll_bytes": _count, "roll_interval": _text,
+        "path": _text, "format": _text, "partition_by": _names, "roll_bytes": _text, "roll_interval": _text,
         "delivery": _text,
     },
     "delta": {
         "path": _text, "mode": _text, "key": _names, "create": _flag, "storage_options": _properties,
-        "roll_bytes": _count,
+        "roll_bytes": _text,
     },
     "iceberg": {
-        "table": _text, "catalog": _properties, "mode": _text, "key": _names, "create": _flag, "roll_bytes": _count,
+        "table": _text, "catalog": _properties, "mode": _text, "key": _names, "create": _flag, "roll_bytes": _text,
     },
 }  # fmt: skip
 """By store: the arguments of its description, as options."""
+OPTIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NEEDED = {"redis": ("url", "key"), "files": ("path",), "delta": ("path",), "iceberg": ("table", "catalog")}
 _NEEDED_OF_TABLES = ("table", "dsn")
 _NEEDED_FOR = {
@@ -122,6 +127,59 @@ _PLACE = "column_{}"
 """The attribute of a column whose name is no attribute's in Python."""
 
 
+def arguments_of(store: str) -> Mapping[str, Parsed]:
+    """The arguments of the description of *store*, as options. Raises `ConfigError` for an unknown store."""
+    if store in ARGUMENTS:
+        return ARGUMENTS[store]
+    sink = announced_sink(store)
+    types = {**declared(sink.__init__, {}), **declared(sink, {})}  # the annotations of a dataclass are the class's
+    parsers = {name: _parser(types.get(name, str)) for name in _parameters(sink)}
+    return {name: parsed for name, parsed in parsers.items() if parsed is not None}
+
+
+@lru_cache
+def announced_sink(store: str) -> type[Sink[Any]]:
+    """The class of a sink of another package, by the name of its entry point."""
+    entries = announced(SINKS)
+    if store not in entries:
+        names = ", ".join((KAFKA, *ARGUMENTS, *sorted(entries)))
+        raise ConfigError(
+            f"The option sink is {store!r}: write one of {names}. An entry point of {SINKS} names the sink of another "
+            f"package, which must be installed on the driver and on every executor."
+        )
+    sink = loaded(entries[store])
+    if not (isinstance(sink, type) and issubclass(sink, Sink)):
+        raise ConfigError(
+            f"The entry point {store!r} of {SINKS}, {entries[store].value}, must be a class derived from "
+            f"exactlyonce.sinks.WriteAheadSink or exactlyonce.sinks.Sink: correct the package."
+        )
+    return sink
+
+
+def _parameters(sink: type) -> dict[str, inspect.Parameter]:
+    return {
+        name: parameter for name, parameter in inspect.signature(sink).parameters.items() if parameter.kind in OPTIONAL
+    }
+
+
+def _parser(type_: Any) -> Parsed | None:
+    """The parser for an argument of *type_*; None if no text stands for its values.
+
+    >>> _parser(int | None) is _count, _parser(tuple[str, ...]) is _names, _parser(Callable[[Any], str])
+    (True, True, None)
+    """
+    for member in members(without_none(type_)):
+        origin, parameters = get_origin(member) or member, get_args(member)
+        if origin is str or (origin is Literal and all(isinstance(value, str) for value in parameters)):
+            return _text
+        if origin in _PARSERS and set(parameters) <= {str, ...}:
+            return _PARSERS[origin]
+    return None
+
+
+_PARSERS: Mapping[Any, Parsed] = {bool: _flag, int: _count, tuple: _names, dict: _properties, Mapping: _properties}
+
+
 @dataclass(frozen=True)
 class StoreTarget:
     """A store, the arguments of its description, and the DataFrame's schema as JSON."""
@@ -140,14 +198,16 @@ class StoreTarget:
 
     @cached_property
     def parsed(self) -> dict[str, Any]:
-        return {name: ARGUMENTS[self.store][name](name, text) for name, text in self.arguments}
+        parsers = arguments_of(self.store)
+        return {name: parsers[name](name, text) for name, text in self.arguments}
 
     @cached_property
     def key(self) -> tuple[str, ...]:
         """The columns by which a row is found."""
         if self.store == "redis":
             return tuple(name for _, name in _template(self.parsed["key"]) if name is not None)
-        return tuple(self.parsed.get("key", ()))
+        key = self.parsed.get("key", ())
+        return key if isinstance(key, tuple) else ()
 
     @cached_property
     def type(self) -> Any:
@@ -165,6 +225,8 @@ class StoreTarget:
         if self.store == "redis":
             key = _key_of(arguments.pop("key"), fields_of(self.type))
             return RedisSink[Any](arguments.pop("url"), key=key, **arguments)
+        if self.store not in ARGUMENTS:
+            return announced_sink(self.store)(**arguments)
         table_sink: Any = PostgresSink if self.store == "postgres" else MySQLSink
         return table_sink(arguments.pop("table"), **arguments)
 
@@ -175,13 +237,28 @@ class StoreTarget:
 
 def parse_target(store: str, options: dict[str, str], schema: spark.StructType, sink_id: str) -> StoreTarget:
     """Check and parse *options*, by argument; the caller refuses unknown ones."""
-    needed = _NEEDED.get(store, _NEEDED_OF_TABLES)
+    if store in ARGUMENTS:
+        needed = {name: _NEEDED_FOR[name] for name in _NEEDED.get(store, _NEEDED_OF_TABLES)}
+    else:
+        needed = dict(_needed_arguments(store))
     if missing := [name for name in needed if name not in options]:
-        raise ConfigError(f"sink={store} needs the option {missing[0]}: {_NEEDED_FOR[missing[0]]}.")
+        raise ConfigError(f"sink={store} needs the option {missing[0]}: {needed[missing[0]]}.")
     target = StoreTarget(store, tuple(sorted(options.items())), schema.json())
     if problems := list(_problems(target)):
         raise ConfigError(f"Sink {sink_id!r} cannot write to {store}: {'; '.join(problems)}.")
     return target
+
+
+def _needed_arguments(store: str) -> Iterator[tuple[str, str]]:
+    sink, options = announced_sink(store), arguments_of(store)
+    for name, parameter in _parameters(sink).items():
+        if parameter.default is parameter.empty:
+            if name not in options:
+                raise ConfigError(
+                    f"sink={store} cannot be used on Spark: {sink.__name__} needs the argument {parameter}, and no "
+                    f"text stands for that. Its package must give {name} a default."
+                )
+            yield name, f"an argument of {sink.__name__} without a default"
 
 
 def _problems(target: StoreTarget) -> Iterator[str]:

@@ -296,7 +296,7 @@ def _failure(message: Message, error: BaseException) -> RecordError | Unavailabl
     return RecordError(
         sendable(
             f"The codec failed at {_place(message)}: {what}. That says neither that the record is bad nor that "
-            f"something is away. Let the codec raise ValueError for a bad record, and exactlyonce.Unavailable for an "
-            f"outage."
+            f"something is away. Let the codec raise ValueError for a bad record, and exactlyonce.errors.Unavailable "
+            f"for an outage."
         )
     )

@@ -65,9 +65,9 @@ class Fed:
         kafka.create_topic(f"{name}-again", 4)
         kafka.create_topic(f"{name}-more", 3)
 
-    def feed(self, count: int) -> None:
+    def feed(self, count: int, *, by_customer: bool = False) -> None:
         """*count* orders more to the left, half as many to the right, where partition 2 stays empty."""
-        left = orders(count, first=len(self.left))
+        left = orders(count, first=len(self.left), by_customer=by_customer)
         right = orders(count // 2, first=1_000_000 + len(self.right))
         self.kafka.produce(f"{self.name}-in", left)
         self.kafka.produce(f"{self.name}-again", left)

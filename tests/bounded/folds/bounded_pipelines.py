@@ -140,7 +140,7 @@ def wide(name: str, source: str, keys: str = "all", on_error: str = "skip") -> P
 def rejoined(name: str) -> Pipeline:
     """A stream that parts and meets itself again, so that the order of its records depends on what came together."""
     pipeline, orders = reading(name)
-    both = orders.process("split", split, outputs=[LATE])
+    both = orders.split(split, id="split", outputs=[LATE])
     meeting = both.map(lambda order: order, id="same", output=Order).union(both.side(LATE), orders)
     meeting.sink("met", KafkaSink(f"{name}-met"))
     meeting.key_by(lambda order: order.customer).stateful_map("chain", chained).sink("out", KafkaSink(f"{name}-out"))

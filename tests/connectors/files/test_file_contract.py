@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from contract_part import only
 
+from exactlyonce import EventTime, Record
 from exactlyonce.connectors import FileSource
+from exactlyonce.connectors.source import RangeContext
 from exactlyonce.testing.source_contract import SourceContract
 from exactlyonce.testing.source_contract.sources import SOURCE, SPLITS
 
@@ -86,7 +88,7 @@ class FileContract(SourceContract):
     """Each split is a file, written anew when records are appended, before it is read."""
 
     grows = False
-    format = "jsonl"
+    format: Any = "jsonl"
     suffix = ".jsonl"
     value: Any = Row
 
@@ -121,7 +123,7 @@ class FileContract(SourceContract):
         self.append(len(self.texts) - 1, [])
         return len(self.texts) - 1
 
-    def topic_id(self, split: int) -> str:
+    def identity(self, split: int) -> str:
         identity: str = self.source().finder(SOURCE).find(())[split].topic_id
         return identity
 
@@ -145,6 +147,36 @@ class TestZstd(FileContract):
 
 class TestJson(FileContract):
     write = staticmethod(write_json)
+
+
+class TestRecords(FileContract):
+    """Each value with its place."""
+
+    write = staticmethod(write_json)
+
+    def source(self) -> Any:
+        return FileSource.records(self.folder, value=Row)
+
+    def text_of(self, record: Any) -> str:
+        text: str = record.value.text
+        return text
+
+
+def test_a_record_names_its_file_and_number(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    write_json(file, ["one", "two"])
+    source = FileSource.records(tmp_path, value=Row, time=EventTime("number"))
+    assert (source.type, source.describe()["metadata"]) == (Record[Row], True)
+    (start,) = source.finder(SOURCE).find(())
+    read = source.open_range(RangeContext(start=start, end=2, client={}, kilobytes=1)).read(9)
+    decoder = source.decoder()
+    records = [decoder.decode(part) for part in decoder.parts(read)]
+    at = int(file.stat().st_mtime * 1000)
+    assert records == [
+        Record(Row(text, 3), None, at, (), f"file:{file}", 0, n) for n, text in enumerate(["one", "two"])
+    ]
+    assert source.event_time
+    assert source.event_time.function(records[0]) == 3
 
 
 class TestCsv(FileContract):

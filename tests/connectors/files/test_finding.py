@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -230,7 +230,7 @@ CASES: list[tuple[str, bytes, type[ExactlyOnceError], str]] = [
 
 @pytest.mark.parametrize(("format", "content", "error", "text"), CASES)
 def test_a_file_that_is_not_in_its_format(
-    format: str, content: bytes, error: type[ExactlyOnceError], text: str, folder: Callable[..., Path]
+    format: Any, content: bytes, error: type[ExactlyOnceError], text: str, folder: Callable[..., Path]
 ) -> None:
     path = folder("a")
     (path / "a").write_bytes(content)
@@ -269,7 +269,7 @@ def test_what_is_wrong(tmp_path: Path, folder: Callable[..., Path], monkeypatch:
     for part in (
         "absolute",
         "delimiter='ab'",
-        "watch='often'",
+        "watch is 'often'",
         "split_bytes=1 ",
         "files=''",
         "name='a b'",
@@ -280,7 +280,7 @@ def test_what_is_wrong(tmp_path: Path, folder: Callable[..., Path], monkeypatch:
     secret = "s3://user:hunter2@lake/orders"
     assert "hunter2" not in "\n".join(FileSource(secret, value=str).problems())
     with pytest.raises(GraphError) as refused:
-        FileSource(secret, value=str, format="xml")
+        FileSource(secret, value=str, format=cast(Any, "xml"))
     assert "hunter2" not in str(refused.value)
     with pytest.raises(ConfigError, match="does not exist"):
         found(FileSource(tmp_path / "missing", value=str))

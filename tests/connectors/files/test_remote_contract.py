@@ -46,7 +46,7 @@ class RemoteContract(SourceContract):
         self.append(len(self.texts) - 1, [])
         return len(self.texts) - 1
 
-    def topic_id(self, split: int) -> str:
+    def identity(self, split: int) -> str:
         identity: str = self.source().finder(SOURCE).find(())[split].topic_id
         return identity
 

@@ -24,8 +24,8 @@ class Order(msgspec.Struct):
         (KafkaSource("t", value=bytes), bytes),
         (KafkaSource("t", value=list[Order]), list[Order]),
         (KafkaSource("t", value=AvroCodec(Order)), Order),
-        (KafkaSource("t", value=Order, metadata=True), Record[Order]),
-        (KafkaSource("t", value=Order | None, metadata=True), Record[Order | None]),
+        (KafkaSource.records("t", value=Order), Record[Order]),
+        (KafkaSource.records("t", value=Order | None), Record[Order | None]),
     ],
 )
 def test_the_type_of_its_records(source: KafkaSource[Any], type_: Any) -> None:
@@ -58,14 +58,14 @@ def test_a_bad_value_is_told_with_its_field() -> None:
 
 
 def test_keys_decode_by_their_own_type() -> None:
-    assert KafkaSource("t", value=Order, metadata=True).decode_key(b"7") == b"7"
-    assert KafkaSource("t", value=Order, metadata=True, key=str).decode_key(b"7") == "7"
-    assert KafkaSource("t", value=Order, metadata=True, key=int).decode_key(b"7") == 7
-    assert KafkaSource("t", value=Order, metadata=True, key=int).decode_key(None) is None
+    assert KafkaSource.records("t", value=Order).decode_key(b"7") == b"7"
+    assert KafkaSource.records("t", value=Order, key=str).decode_key(b"7") == "7"
+    assert KafkaSource.records("t", value=Order, key=int).decode_key(b"7") == 7
+    assert KafkaSource.records("t", value=Order, key=int).decode_key(None) is None
 
 
 def test_where_it_starts_is_not_what_it_is() -> None:
     late = KafkaSource("t", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc), on_error="skip")
     assert late.describe() == KafkaSource("t", value=Order).describe()
     assert late.describe()["value"]["codec"] == "json"
-    assert late.describe() != KafkaSource("t", value=Order, metadata=True).describe()
+    assert late.describe() != KafkaSource.records("t", value=Order).describe()

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.broker
 
 
 class TestKafkaSource(SourceContract):
+    finds_splits = False
+
     @pytest.fixture(autouse=True)
     def _topic(self, kafka: Any, topic_name: str) -> None:
         self.kafka, self.name = kafka, kafka.create_topic(topic_name, SPLITS)
@@ -34,7 +36,7 @@ class TestKafkaSource(SourceContract):
     def append(self, split: int, records: Sequence[str]) -> None:
         self.kafka.produce(self.name, [text.encode() for text in records], partition=split)
 
-    def topic_id(self, split: int) -> str:
+    def identity(self, split: int) -> str:
         with closing(Topics(ClientConfig(self.client))) as topics:
             return topics.describe([self.name])[self.name].topic_id
 
@@ -75,7 +77,7 @@ class TestPattern(TestKafkaSource):
     def append(self, split: int, records: Sequence[str]) -> None:
         self.kafka.produce(self.topic(split), [text.encode() for text in records])
 
-    def topic_id(self, split: int) -> str:
+    def identity(self, split: int) -> str:
         with closing(Topics(ClientConfig(self.client))) as topics:
             topic = topics.describe([self.topic(split)])[self.topic(split)]
         return str(TopicSplit(topic.topic_id, 0, 0, topic.name))

@@ -81,7 +81,7 @@ def test_a_group_with_members_is_refused_until_they_are_gone(protocol: str, grou
 
 
 def test_a_group_without_offsets_is_refused(groups: Groups) -> None:
-    with pytest.raises(ConfigError, match=r"group 'nobody' .* has no offset there: .*Correct start_group="):
+    with pytest.raises(ConfigError, match=r"group 'nobody' .* has no offset there: .*Correct the group's name"):
         groups.first_offsets("nobody")
 
 

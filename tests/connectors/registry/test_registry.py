@@ -27,11 +27,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from login_proxy import asking_for_login
 from running import QUICK, Run, assert_updates, orders, run_here, stop, workers_of
 
-from exactlyonce import AvroCodec, ConfigError, JsonSchemaCodec, ProtobufCodec, Record, Unavailable
+from exactlyonce import AvroCodec, JsonSchemaCodec, ProtobufCodec, Record
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading, check_writing, opened, settings
 from exactlyonce.connectors.registry.codec import LOOKS
+from exactlyonce.errors import ConfigError, Unavailable
 from exactlyonce.testing.cluster import KafkaCluster
 from exactlyonce.testing.servers.registry import ANSWER_S, RegistryServer
 
@@ -236,7 +237,8 @@ def test_a_value_with_its_id_in_a_header_is_refused(registry: RegistryServer, to
     """Also where its first bytes look like an id."""
     codec = AvroCodec(Total, registry=registry.url, register=True)
     encoded = opened(codec, topic_name, "value").encode(Total("ann", 7))
-    decoder = KafkaSource(topic_name, value=codec, metadata=metadata).decoder()  # type: ignore[call-overload]  # of both
+    make: Any = KafkaSource.records if metadata else KafkaSource
+    decoder = make(topic_name, value=codec).decoder()
     headers: list[Any] = [("trace", b"7"), ("__value_schema_id", b"\1" + bytes(16))]
     plain, refused = (Message(topic=topic_name, value=encoded, headers=each) for each in (headers[:1], headers))
     assert decoder.decode(decoder.parts([plain])[0]) == (

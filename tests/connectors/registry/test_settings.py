@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, ConfigError, GraphError, Pipeline
+from exactlyonce import AvroCodec, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading
 from exactlyonce.connectors.registry.settings import looked_up, problems
+from exactlyonce.errors import ConfigError, GraphError
 from exactlyonce.sinks import KafkaSink, RedisSink
 
 URL = "http://127.0.0.1:8081"
@@ -112,10 +113,10 @@ def test_a_codec_with_a_registry_is_for_topics() -> None:
 def test_a_key_is_encoded_by_its_codec() -> None:
     sink: KafkaSink[Order] = KafkaSink("t", key=lambda order: order.id or None, key_codec=AvroCodec(int))
     assert sink.encoder(Order).keys([Order(7), Order(0)]) == [b"\x0e", None]
-    source = KafkaSource("t", value=Order, key=AvroCodec(int), metadata=True)
+    source = KafkaSource.records("t", value=Order, key=AvroCodec(int))
     assert source.decode_key(b"\x0e") == 7
     with pytest.raises(GraphError, match="key= is a codec of Order, which must be one of bytes, str"):
-        KafkaSource("t", value=Order, key=AvroCodec(Order), metadata=True)
+        KafkaSource.records("t", value=Order, key=AvroCodec(Order))
     wrong: Any = str
     assert [*KafkaSink("t", key_codec=wrong).problems(Order)] == [
         "key_codec=<class 'str'> must be a codec, as AvroCodec(str)"

@@ -22,7 +22,7 @@ class Text(msgspec.Struct):
 
 
 class TestTable(SourceContract):
-    grows, repeats = False, False
+    grows, repeats, finds_splits = False, False, False
 
     @pytest.fixture(autouse=True)
     def _table(self, shop: Any) -> None:
@@ -53,6 +53,6 @@ class TestTable(SourceContract):
         self.counts.append(0)
         return len(self.counts) - 1
 
-    def topic_id(self, split: int) -> str:
+    def identity(self, split: int) -> str:
         through = str((split + 1) * WIDTH - 1)
         return str(TableSplit(self.table, "", (str(split * WIDTH - 1),), (through,)))

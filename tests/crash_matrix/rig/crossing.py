@@ -89,7 +89,7 @@ def as_total(each: Round) -> Total:
     return Total(each.order.id, each.order.customer, each.sum or 0)
 
 
-def _sink(stream: Any, name: str, content: str, sinks: str, commit: str) -> None:
+def _sink(stream: Any, name: str, content: str, sinks: str, commit: Any) -> None:
     if sinks in ("kafka", "both"):
         stream.sink(f"{content}-kafka", KafkaSink(f"{name}-{content}", key=lambda row: row.customer))
     if sinks in ("postgres", "both"):

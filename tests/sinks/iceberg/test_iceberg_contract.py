@@ -41,7 +41,7 @@ class IcebergContract(InFolder):
 
     def sink(self) -> IcebergSink[Order]:
         key = ("number",) if self.keyed else ()
-        mode = "upsert" if self.keyed else "append"
+        mode: Any = "upsert" if self.keyed else "append"
         return IcebergSink("shop.orders", catalog=self.properties, mode=mode, key=key, create=True)
 
     def table(self) -> Any:

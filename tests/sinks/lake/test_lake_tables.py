@@ -300,7 +300,7 @@ WRONG: list[tuple[Any, str]] = [
         ({"mode": "upsert", "key": ("day",)}, "key= names 'day'"),
         ({"mode": "upsert", "key": ("tag",)}, "tag is in key=, and its type admits None"),
         ({"create": 1}, "create=1 must be True or False"),
-        ({"roll_bytes": 0}, "roll_bytes=0 must be a number of bytes"),
+        ({"roll_bytes": 0}, "roll_bytes=0 must be 1b or more"),
     )),
 ]  # fmt: skip
 

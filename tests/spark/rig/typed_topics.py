@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Pipeline, Unavailable
+from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.errors import Unavailable
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.sinks import KafkaSink
@@ -55,8 +56,8 @@ def shown(record: object) -> str:
 def make(name: str) -> Pipeline:
     pipeline = Pipeline(name)
     sources: tuple[KafkaSource[Any], ...] = (
-        KafkaSource(f"{name}-orders", value=Order, key=str, metadata=True),
-        KafkaSource(f"{name}-orders-2", value=Order, key=str, metadata=True),
+        KafkaSource.records(f"{name}-orders", value=Order, key=str),
+        KafkaSource.records(f"{name}-orders-2", value=Order, key=str),
         KafkaSource(f"{name}-refunds", value=AvroCodec(Refund)),
         KafkaSource(f"{name}-numbers", value=Codec("number", int, encode=lambda n: b"%d" % n, decode=number)),
         KafkaSource(f"{name}-strange", value=Codec[Any]("strange", Strange, encode=bytes, decode=bytes)),

@@ -27,8 +27,11 @@ class Job(running.Job):
         self.servers, self.folder = servers, folder
         servers.make_tables(name)
 
-    def feed(self, count: int = 2000, to: str = "in", customers: int = CUSTOMERS, partition: int = BY_KEY) -> Fed:
-        return super().feed(count, to, customers, partition)
+    def feed(
+        self, count: int = 2000, to: str = "in", customers: int = CUSTOMERS, partition: int = BY_KEY, *,
+        by_customer: bool = False,
+    ) -> Fed:  # fmt: skip
+        return super().feed(count, to, customers, partition, by_customer=by_customer)
 
     def armed(self, failpoint: str, *arguments: str, action: str = "kill", nth: int = 1) -> Run:
         """Begin an incarnation in which a process meets *failpoint*, whatever was armed before."""

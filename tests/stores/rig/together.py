@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines import Total, add, copied_and_summed, reading
 
@@ -34,14 +34,15 @@ def together(name: str, folder: str = "") -> Pipeline:
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append")))
         sums.sink(f"{store}-upsert", table_sink(store, table(name, "upsert"), mode="upsert", key=("customer",)))
-    for format in ("jsonl", "parquet"):
+    formats: tuple[Literal["jsonl", "parquet"], ...] = ("jsonl", "parquet")
+    for format in formats:
         sums.sink(f"files-{format}", file_sink(name, format))
     sums.sink("redis-string", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:{total.customer}"))
     sums.sink("redis-stream", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:totals", kind="stream"))
     return pipeline
 
 
-def file_sink(name: str, format: str, **options: Any) -> FileSink[Total]:
+def file_sink(name: str, format: Literal["parquet", "jsonl"], **options: Any) -> FileSink[Total]:
     return FileSink(folder_of(os.environ[FILES], name, format), format=format, **options)
 
 
@@ -54,7 +55,8 @@ def weaker(name: str, delivery: Any) -> Pipeline:
     pipeline, sums = running_totals(name)
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append"), delivery=delivery))
-    for format in ("jsonl", "parquet"):
+    formats: tuple[Literal["jsonl", "parquet"], ...] = ("jsonl", "parquet")
+    for format in formats:
         sums.sink(f"files-{format}", file_sink(name, format, delivery=delivery))
     key = f"{name}:totals"
     sums.sink("redis-stream", RedisSink(f"env:{REDIS}", key=lambda total: key, kind="stream", delivery=delivery))
@@ -73,7 +75,7 @@ def alone(name: str, store: str, target: str) -> Pipeline:
     return pipeline
 
 
-STORED_FORMATS = ("parquet", "avro", "jsonl")
+STORED_FORMATS: tuple[Literal["parquet", "avro", "jsonl"], ...] = ("parquet", "avro", "jsonl")
 
 
 def filed(name: str, url: str) -> Pipeline:

@@ -17,7 +17,7 @@ def totals(name: str, store: str, folder: str = "", commit: str = "") -> Pipelin
     return pipeline
 
 
-def _sink(store: str, commit: str) -> Any:
+def _sink(store: str, commit: Any) -> Any:
     if store == "postgres":
         return PostgresSink("totals", dsn="env:TOTALS_DSN", commit=commit or "prepared")
     return MySQLSink("totals", dsn="env:TOTALS_DSN", commit=commit or "xa")
