@@ -12,7 +12,7 @@ from statement_proxy import Fate
 from table_rows import ORIGIN, Total
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
+from exactlyonce.checkpoint.commits.stores import ForeignLedger, LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.prepared.committer import PreparedCommitter
