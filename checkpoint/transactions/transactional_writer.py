@@ -215,8 +215,8 @@ class TransactionalWriter:
     def _await_abort(self) -> Procedure[None]:
         """Wait until the abort has its markers.
 
-        If a broker has lost them (see `commit.settle`), the commit of the next transaction would commit this one, too: then
-        this writer must end.
+        If a broker has lost them (see `commit.settle`), the commit of the next transaction would commit this one, too:
+        then this writer must end.
         """
         places = tuple((self.topic, partition) for partition in sorted(self._sent))
         deadline_ms = self._clock.monotonic_ms() + MARKERS_TIMEOUT_MS

@@ -57,7 +57,7 @@ def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any
 
 
 mutant(
-    "a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE,
+    "a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE + "|" + DISORDER,
     patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set())), luck="markers", first=6,
 )  # fmt: skip
 
