@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.main import main
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import load
-from exactlyonce.views.doctor.examination import examine, traces_of
+from exactlyonce.views.doctor.examination import examine, resources_of
 from exactlyonce.views.doctor.findings import Diagnosis
 
 SILENT_MS = 60_000
@@ -37,8 +37,8 @@ def problems(job: PreparedJob) -> list[Diagnosis]:
     graph = load("prepared_totals:totals", {"name": job.name, "store": job.preparing.name}).pipeline.build()
     now_ms = SystemClock().now_ms() + SILENT_MS
     _, found = examine(
-        job.config, traces_of(job.config, job.name, graph), graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0,
-        deep=False,
+        job.config, resources_of(job.config, job.name, graph), graph, CheckpointSettings(), now_ms=now_ms,
+        older_than_ms=0, deep=False,
     )  # fmt: skip
     assert [each.what for each in found.unchecked] == ["the bytes of blocks, and orphans before the last checkpoint"]
     return [each for each in found.diagnoses if each.about in ("stores", "decisions")]
