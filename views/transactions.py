@@ -91,5 +91,5 @@ def _rows(blocks: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput
             name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
             where=f"{counted(len(refs), 'block')} of {described(storage)}, {size}",
-            started_at_ms=blocks.written_at_ms(refs), next=DROPPED, holds=False,
+            started_at_ms=blocks.written_at_ms(refs), next=DROPPED,
         )  # fmt: skip

@@ -53,12 +53,11 @@ TRANSACTION the command is refused unless that one is decided. It is refused whi
 pipeline runs, which commits by itself; --take-over fences its coordinator, and it ends.
 """
 _ABORT = """\
-Abort the open transactions of a pipeline or of a Spark sink whose process has died, and,
-with module:pipeline, the prepared transactions in its stores; or TRANSACTION alone.
-Decided output is left: the next run makes it visible. Nothing is lost: aborted output is
-computed, or written, again. The command is refused while the pipeline runs; --take-over
-fences its coordinator, and it ends. A Spark sink has no heartbeat while its tasks work:
-an abort then fails its batch, which is written again.
+Abort the open transactions of a pipeline or of a Spark sink whose process has died, or
+TRANSACTION alone. Decided output is left: the next run makes it visible. Nothing is lost:
+aborted output is computed, or written, again. The command is refused while the pipeline
+runs; --take-over fences its coordinator, and it ends. A Spark sink has no heartbeat while
+its tasks work: an abort then fails its batch, which is written again.
 """
 _COLUMNS = ("transaction", "state", ">open for", ">left", "decided")
 _LABEL_WIDTH = 14
@@ -155,17 +154,17 @@ def abort(args: argparse.Namespace) -> int:
     from exactlyonce.views.transactions import waiting_output
 
     config, resources, graph = _meant(args)
-    if args.transactions:
+    if args.transactions:  # also with the output that waits for stores, which `abort_undecided` does not know
         require_undecided(waiting_output(config, resources, graph).waiting, args.transactions)
     _require_dead(args, resources)
-    aborted, left, unasked = abort_undecided(config, resources, args.transactions, graph)
+    aborted, left = abort_undecided(config, resources, args.transactions)
     now_ms = _now_ms()
     if args.json:
         document = {"aborted": aborted, "left": left}
         lists = {key: [output.figures(now_ms) for output in outputs] for key, outputs in document.items()}
-        print(json.dumps({**lists, "unasked": unasked}))
+        print(json.dumps(lists))
         return 0
-    _print(args, [*aborted, *left], unasked)
+    _print(args, [*aborted, *left], {})
     names = f": {', '.join(output.name for output in aborted)}" if left else ""
     print(f"{counted(len(aborted), 'transaction')} aborted{names or '.'}")
     decided = sum(output.is_decided for output in left)

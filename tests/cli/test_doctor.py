@@ -258,7 +258,7 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_stores, "find_topic", lambda *_: TopicInfo("p.checkpoints", "id", 2, 1))
     found = Findings()
     views = {
-        "refuses": StoreView(problem="max_prepared_transactions is 0."),
+        "refuses": StoreView(problem="there is no table."),
         "bucket": StoreView(risk="a lifecycle rule aborts uploads after 7 days"),
         "lake": StoreView(growth="has 1,001 snapshots: expire old ones"),
         "behind": StoreView(origin="id", ledger={0: 3}),

@@ -87,5 +87,5 @@ def test_the_age_of_rows(storage: str, put: Put) -> None:
 
 def test_the_age_where_only_the_decision_tells(storage: str) -> None:
     """Without an answer of the store, the checkpoint's trigger tells it."""
-    (shown,) = found(decided(storage, waits(0, "prepared"))).values()
+    (shown,) = found(decided(storage, waits(0, "files"))).values()
     assert (shown.state, shown.started_at_ms) == ("unknown", TRIGGERED_AT_MS)
