@@ -12,6 +12,7 @@ import msgspec
 from planting import (
     ABORTED,
     COUNT,
+    DISORDER,
     LEFT,
     OPEN,
     RETAKEN,
