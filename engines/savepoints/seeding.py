@@ -111,8 +111,8 @@ class RowType:
             if node.kind is Kind.AS_OF:
                 filling = "read its table from the beginning of a compacted topic"
             raise ConfigError(
-                f"Operator {node.id!r} keeps its state by time ({node.timed}), and a row of (key, state) has none. Leave "
-                f"it out, and {filling}: then it fills itself."
+                f"Operator {node.id!r} keeps its state by time ({node.timed}), and a row of (key, state) has none. "
+                f"Leave it out, and {filling}: then it fills itself."
             )
         self.node, self.state_type = node, state_type_of(node, drops_fields=False)
         kept = node.kept
