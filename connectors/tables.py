@@ -18,7 +18,7 @@ from msgspec import inspect
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange, SplitSource
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 
@@ -241,7 +241,7 @@ class TableSource(SplitSource[T_co]):
         )
 
     def decoder(self) -> SplitDecoder:
-        name = schema.type_name(self.value)
+        name = shape.type_name(self.value)
         return SplitDecoder(self._decode(), self._as_json, lambda part, error: f"the row is not {name}: {error}")
 
     @abstractmethod
@@ -269,10 +269,10 @@ class TableSource(SplitSource[T_co]):
         if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
             yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
         if not columns_of(self.value):
-            yield f"value={schema.type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
+            yield f"value={shape.type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
 
     def describe(self) -> dict[str, Any]:
         """The table without its database; how many splits there are is noted in checkpoints."""
-        value = schema.describe(self.value)
+        value = shape.describe(self.value)
         key = list(self.key_columns)
         return {"source": self.kind, "place": self.place, "key": key, "value": value, **self.describe_time()}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overl
 import msgspec
 from msgspec import inspect
 
-from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline import functions, hints, shape
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import explained_key
@@ -124,7 +124,7 @@ def _field(name: str, given: Any, record: Any) -> _Value:
     fields = {field.name: field for field in getattr(info, "fields", ())}
     if name not in fields:
         known = f"its fields are {', '.join(fields)}" if fields else "it has no fields"
-        raise Misuse(f"{schema.type_name(record)} has no field {name!r}: {known}")
+        raise Misuse(f"{shape.type_name(record)} has no field {name!r}: {known}")
     get: Any = itemgetter(name) if isinstance(info, inspect.TypedDictType) else attrgetter(name)
     return _Value(get, _field_type(record, name) if given is None else given)
 
@@ -205,7 +205,7 @@ class Mean(_OfValues[T, V]):
         get, type_ = _value(self.value, self.type, record, names)
         type_ = _summed(type_, "Mean")
         if type_ not in (Decimal, timedelta) and not _numeric(type_):
-            raise Misuse(f"Mean is of numbers or timedeltas, and these values are {schema.type_name(type_)}")
+            raise Misuse(f"Mean is of numbers or timedeltas, and these values are {shape.type_name(type_)}")
         adding = _adding(type_)
         add, plus, total = adding.of(get), adding.merge, adding.result or (lambda state: state)
 
@@ -227,7 +227,7 @@ def _summed(type_: Any, aggregate: str) -> Any:
     if type_ is UNKNOWN:
         return int | float
     if unordered := [member for member in hints.members(type_) if member in (str, bytes, list, tuple, datetime, date)]:
-        name = schema.type_name(unordered[0])
+        name = shape.type_name(unordered[0])
         raise Misuse(f"{aggregate} is of numbers or timedeltas, added up in any order, and these values are {name}")
     return int if type_ is bool else type_
 
@@ -235,7 +235,7 @@ def _summed(type_: Any, aggregate: str) -> Any:
 def _refuse_none(type_: Any, aggregate: str) -> None:
     if hints.admits_none(type_):
         raise Misuse(
-            f"{aggregate} is of values that may be None ({schema.type_name(type_)}): give a function that says what "
+            f"{aggregate} is of values that may be None ({shape.type_name(type_)}): give a function that says what "
             f"None counts as, or filter such records"
         )
 
@@ -370,7 +370,7 @@ def _ordered(value: _Value, aggregate: str) -> _Value:
     for member in hints.members(type_):
         if isinstance(member, type) and member is not Any and _less(member) is _less(object):
             raise Misuse(
-                f"{aggregate} is of values with an order, and {schema.type_name(member)} has none: give a function of "
+                f"{aggregate} is of values with an order, and {shape.type_name(member)} has none: give a function of "
                 f"the record that returns one that has, as a number"
             )
     if type_ is not UNKNOWN and float not in hints.members(type_):
@@ -548,7 +548,7 @@ class Percentiles(_OfValues[T, list[float]]):
         get, type_ = _value(self.value, None, record, names)
         _refuse_none(type_, "Percentiles")
         if type_ is not UNKNOWN and not _numeric(type_):
-            raise Misuse(f"Percentiles is of int or float, and these values are {schema.type_name(type_)}")
+            raise Misuse(f"Percentiles is of int or float, and these values are {shape.type_name(type_)}")
         if not self.percents or not all(0 <= percent <= 100 for percent in self.percents):
             raise Misuse(f"Percentiles(..., {self.percents!r}): give a list of numbers from 0 to 100, as [50, 99.9]")
         sketch = DDSketch(_in_bounds(self.error, "Percentiles", 0.0005))
@@ -665,7 +665,7 @@ _OPTIONS = ("id", "aggregate", "late", "lateness", "early")
 
 def _check_fields(class_: Any, values: Mapping[str, Any]) -> None:
     """Raise `Misuse` unless the fields of *class_* can hold *values*, types by field."""
-    name = schema.type_name(class_)
+    name = shape.type_name(class_)
     try:
         info = inspect.type_info(class_) if isinstance(class_, type) else None
     except (TypeError, NameError) as error:
@@ -686,8 +686,8 @@ def _check_fields(class_: Any, values: Mapping[str, Any]) -> None:
     for field, given in values.items():
         if not _holds(declared := types.get(field, UNKNOWN), given):
             raise Misuse(
-                f"{name}.{field} is {schema.type_name(declared)}, and its aggregate gives {schema.type_name(given)}: "
-                f"declare the field so, or give an aggregate of a function that returns {schema.type_name(declared)}"
+                f"{name}.{field} is {shape.type_name(declared)}, and its aggregate gives {shape.type_name(given)}: "
+                f"declare the field so, or give an aggregate of a function that returns {shape.type_name(declared)}"
             )
     try:
         signature(class_).bind(**values)

@@ -19,7 +19,7 @@ from msgspec import inspect
 
 from exactlyonce.pipeline.avro_plain import compiled
 from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
-from exactlyonce.pipeline.schema import UnsupportedType, type_name
+from exactlyonce.pipeline.shape import UnsupportedType, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -359,7 +359,7 @@ _DESCRIBED = {
 
 
 def as_plain_schema(schema: Any) -> Any:
-    """An Avro schema in the terms of `pipeline.schema`, of the values of `plain_values`.
+    """An Avro schema in the terms of `pipeline.shape`, of the values of `plain_values`.
 
     >>> as_plain_schema({"type": "array", "items": ["null", "long"]})
     {'list': {'union': ['null', 'int']}}

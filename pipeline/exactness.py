@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from exactlyonce.pipeline.schema import record_class
+from exactlyonce.pipeline.shape import record_class
 from exactlyonce.pipeline.wire import apart
 
 Check = Callable[[Any], str]

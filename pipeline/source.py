@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 import msgspec
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.errors import GraphError
@@ -245,4 +245,4 @@ def _field_problems(name: str, type_: Any) -> Iterator[str]:
         fields = [field.name for field in getattr(info, "fields", ())]
         if name not in fields:
             has = f"which has {', '.join(fields)}" if fields else "which has no fields"
-            yield f"time={name!r} is no field of {schema.type_name(member)}, {has}"
+            yield f"time={name!r} is no field of {shape.type_name(member)}, {has}"

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)
 
@@ -74,13 +74,13 @@ def apart(type_: Any) -> dict[type, Any]:
     infos = [inspect.type_info(member) for member in members]
     if not all(isinstance(info, _RECORDS) for info in infos):
         return {}
-    classes = {schema.record_class(info): member for info, member in zip(infos, members, strict=True)}
+    classes = {shape.record_class(info): member for info, member in zip(infos, members, strict=True)}
     return classes if len({class_.__name__ for class_ in classes}) == len(members) else {}
 
 
 def describe(type_: Any) -> Any:
     """The schema of the form; raises `UnsupportedType` if there is none."""
-    return schema.describe(wire_of(type_).type)
+    return shape.describe(wire_of(type_).type)
 
 
 def _is_decodable(type_: Any) -> bool:

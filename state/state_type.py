@@ -21,8 +21,8 @@ from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avr
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.exactness import inexact
-from exactlyonce.pipeline.schema import record_class
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
+from exactlyonce.pipeline.shape import record_class
 from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import BEGIN_EMPTY, UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 

@@ -23,7 +23,7 @@ from msgspec import inspect
 from exactlyonce.connectors.files.finding import FileSplit
 from exactlyonce.connectors.files.places import FoundFile
 from exactlyonce.connectors.splits import SplitDecoder
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ConfigError, Halt, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
@@ -116,7 +116,7 @@ class JsonLines:
                 skip = max(0, skip - len(lines))
 
     def decoder(self) -> SplitDecoder:
-        name = f"the line is not {schema.type_name(self._codec.type)} in {self._codec.name}"
+        name = f"the line is not {shape.type_name(self._codec.type)} in {self._codec.name}"
         return SplitDecoder(
             self._codec.decode,
             lambda line: None if isinstance(line, LongLine) else cast(bytes, line),
@@ -172,17 +172,17 @@ class Rows:
 
     def problems(self) -> Iterator[str]:
         if self.type in (bytes, str):
-            yield f"value={schema.type_name(self.type)} has no fields for the columns of {self.name}: give a Struct"
+            yield f"value={shape.type_name(self.type)} has no fields for the columns of {self.name}: give a Struct"
 
     def describe(self) -> dict[str, Any]:
-        return {"format": self.name, "value": schema.describe(self.type)}
+        return {"format": self.name, "value": shape.describe(self.type)}
 
     def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         return [(0, WHOLE)]
 
     def decoder(self) -> SplitDecoder:
         decode = partial(msgspec.convert, type=self.type, strict=self.strict)
-        name = schema.type_name(self.type)
+        name = shape.type_name(self.type)
         return SplitDecoder(decode, _row_as_json, lambda row, error: f"the row is not {name}: {_row_error(row, error)}")
 
 
@@ -212,7 +212,7 @@ class Csv(Rows):
         if not isinstance(self._delimiter, str) or len(self._delimiter) != 1:
             yield f"delimiter={self._delimiter!r} must be one character"
         if not self._header and not _fields(self.type):
-            yield f"value={schema.type_name(self.type)} has no fields for the columns of header=False: give a Struct"
+            yield f"value={shape.type_name(self.type)} has no fields for the columns of header=False: give a Struct"
 
     def describe(self) -> dict[str, Any]:
         header = {} if self._header else {"header": False}
@@ -227,7 +227,7 @@ class Csv(Rows):
         if missing:
             raise ConfigError(
                 f"File {file.name!r}: its first line has the columns {', '.join(map(repr, columns))}, and "
-                f"{schema.type_name(self.type)} needs {', '.join(map(repr, missing))}. Set delimiter=, which is "
+                f"{shape.type_name(self.type)} needs {', '.join(map(repr, missing))}. Set delimiter=, which is "
                 f"{self._delimiter!r}; or header=False, if the first line is a row; or correct the type or the file."
             )
         return super().parts(file, stream, bytes_max)

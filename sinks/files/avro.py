@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import fastavro
 
-from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.shape import UnsupportedType
 from exactlyonce.sinks.files.columns import Column, ColumnType, Fields, ListOf, MapOf, Scalar
 from exactlyonce.sinks.files.format import ByteFile
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.sinks.sql.fields import EXACT, FieldKind, RowField, apart_from_none, exactly, fields_of, shown
 
 
@@ -135,9 +135,7 @@ def _columns(type_: Any, around: tuple[Any, ...], where: str) -> tuple[Column, .
     """Likewise of a record within the records *around*, at the path *where*."""
     fields = fields_of(type_)
     if not fields:
-        raise schema.UnsupportedType(
-            f"{where or schema.type_name(type_)} has no fields, and a typed file needs a column"
-        )
+        raise shape.UnsupportedType(f"{where or shape.type_name(type_)} has no fields, and a typed file needs a column")
     infos: Any = inspect.type_info(type_)
     types = {field.encode_name: field.type for field in infos.fields}
     return tuple(
@@ -158,13 +156,13 @@ def _type(info: inspect.Type, around: tuple[Any, ...], where: str) -> ColumnType
         return ListOf(_type(info.item_type, around, f"{where} (item)"), apart_from_none(info.item_type)[1])
     if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
         if info.cls in around:
-            raise schema.UnsupportedType(
+            raise shape.UnsupportedType(
                 f"{where} is a {info.cls.__name__} within itself, which has no end in a typed file"
             )
         return Fields(_columns(info.cls, around, where))
     if (scalar := _scalar(info)) is not None:
         return scalar
-    raise schema.UnsupportedType(f"{where} has a type that Parquet and Avro do not have: {_advice(info)}")
+    raise shape.UnsupportedType(f"{where} has a type that Parquet and Avro do not have: {_advice(info)}")
 
 
 def _union(info: inspect.UnionType, around: tuple[Any, ...], where: str) -> ColumnType:
@@ -172,7 +170,7 @@ def _union(info: inspect.UnionType, around: tuple[Any, ...], where: str) -> Colu
     if types == {_INT, _FLOAT}:
         return _FLOAT
     if len(types) != 1:
-        raise schema.UnsupportedType(f"{where} has values of several types: give it one, as str with JSON in it")
+        raise shape.UnsupportedType(f"{where} has values of several types: give it one, as str with JSON in it")
     return types.pop()
 
 

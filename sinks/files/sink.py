@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import inspect
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.errors import ConfigError
@@ -106,8 +106,8 @@ class FileSink(Sink[T]):
             if self.format == "avro":
                 avro_record(columns, "row")
             fields = fields_of(type_) if self.partition_by or typed else ()
-            schema.describe(type_)
-        except schema.UnsupportedType as error:
+            shape.describe(type_)
+        except shape.UnsupportedType as error:
             yield str(error)
             return
         yield from partitions.problems(self.partition_by, fields)
@@ -133,7 +133,7 @@ class FileSink(Sink[T]):
             "format": self.format,
             "partition_by": list(self.partition_by),
             "delivery": self.delivery,
-            "value": schema.describe(type_),
+            "value": shape.describe(type_),
         }
 
     # --- committer and writer ---------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class FileSink(Sink[T]):
             return JsonLines(self._fields_of_lines(type_), _tag_of(type_))
         columns = [column for column in columns_of(type_) if column.field.name not in self.partition_by]
         if self.format == "avro":
-            return Avro(columns, schema.type_name(type_))
+            return Avro(columns, shape.type_name(type_))
         with needing("files", "pyarrow", f"FileSink({self.path!r}, format={self.format!r})"):
             from exactlyonce.sinks.files.parquet import Parquet
         return Parquet(columns)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import inspect
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.extras import needing
@@ -122,7 +122,7 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         elif held is not UNKNOWN and not _has_fields(held):
             hint = "; or give value=, which makes it the field `value`" if self.kind == "stream" else ""
             yield (
-                f"kind={self.kind!r} writes the fields of a record, and the stream is of {schema.type_name(held)}: "
+                f"kind={self.kind!r} writes the fields of a record, and the stream is of {shape.type_name(held)}: "
                 f"use a msgspec Struct, a dataclass, a NamedTuple, a TypedDict or a dict[str, ...]{hint}"
             )
 
@@ -173,9 +173,9 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
 
 def _described(type_: Any) -> Any:
     try:
-        return schema.describe(value_type(type_))
-    except schema.UnsupportedType:
-        return schema.type_name(type_)
+        return shape.describe(value_type(type_))
+    except shape.UnsupportedType:
+        return shape.type_name(type_)
 
 
 def _has_fields(type_: Any) -> bool:

@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 from msgspec import inspect
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.records import Record
 
 
@@ -192,18 +192,18 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
     [('customer', 'str', False), ('cents', 'int', True)]
     """
     if type_ is hints.UNKNOWN:
-        raise schema.UnsupportedType(
+        raise shape.UnsupportedType(
             "the type of the stream is unknown, and its fields are the columns: annotate what the function returns"
         )
-    name = schema.type_name(type_)
+    name = shape.type_name(type_)
     if get_origin(type_) is Record or type_ is Record:
-        raise schema.UnsupportedType(f"{name} is a value with its key: map it to its value, whose fields are columns")
+        raise shape.UnsupportedType(f"{name} is a value with its key: map it to its value, whose fields are columns")
     if hints.admits_none(type_):
-        raise schema.UnsupportedType(f"{name} admits None, which is no row: filter it before the sink")
-    schema.describe(type_)
+        raise shape.UnsupportedType(f"{name} admits None, which is no row: filter it before the sink")
+    shape.describe(type_)
     info = _plain(inspect.type_info(type_))
     if not isinstance(info, _RECORDS) or not info.fields:
-        raise schema.UnsupportedType(
+        raise shape.UnsupportedType(
             f"{name} has no fields to be columns: use a msgspec Struct, a dataclass, a NamedTuple or a TypedDict"
         )
     mapping = isinstance(info, inspect.TypedDictType)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactlyonce.pipeline.avro import AvroCodec, as_plain_schema, avro_schema
-from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.shape import UnsupportedType
 from exactlyonce.pipeline.versions import VersionedState
 
 

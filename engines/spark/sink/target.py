@@ -330,7 +330,7 @@ def record_type(schema: str, required: tuple[str, ...] = ()) -> Any:
 
     >>> from exactlyonce.pipeline import schema
     >>> columns = spark.StructType().add("customer", spark.StringType()).add("sum", spark.LongType())
-    >>> schema.describe(record_type(columns.json(), ("customer",)))["fields"]
+    >>> shape.describe(record_type(columns.json(), ("customer",)))["fields"]
     [['customer', 'str'], ['sum', {'union': ['int', 'null']}]]
     """
     columns = spark.StructType.fromJson(msgspec.json.decode(schema))

@@ -16,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.shape import UnsupportedType
 from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
 from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems
 
