@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from msgspec import inspect
-
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.delivery import Delivery
@@ -193,18 +191,15 @@ class FileSink(Sink[T]):
 
     def _fields_of_lines(self, type_: Any) -> list[RowField] | None:
         """The fields of a line; None: all, as msgspec writes them. It would write an array for positional records."""
-        info: Any = inspect.type_info(type_)
-        positions = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
-        if not (positions or self.partition_by):
+        if not (shape.shape_of(type_).is_array or self.partition_by):
             return None
         return [field for field in fields_of(type_) if field.name not in self.partition_by]
 
 
 def _tag_of(type_: Any) -> dict[str, Any]:
     """The tag of a record's type on the wire."""
-    info: Any = inspect.type_info(type_)
-    name = getattr(info, "tag_field", None)
-    return {} if name is None else {name: info.tag}
+    tag = shape.shape_of(type_).tag
+    return {} if tag is None else dict([tag])
 
 
 def _path_problems(path: str) -> Iterator[str]:

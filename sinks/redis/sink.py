@@ -9,8 +9,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from msgspec import inspect
-
 from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.delivery import Delivery
@@ -19,6 +17,7 @@ from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem, shown_reference
+from exactlyonce.pipeline.shape import Form
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
@@ -181,15 +180,12 @@ def _described(type_: Any) -> Any:
 def _has_fields(type_: Any) -> bool:
     """Whether all alternatives of the type have named fields."""
     try:
-        info = inspect.type_info(type_)
-    except (TypeError, NameError, AttributeError):
+        members = shape.shape_of(type_).members
+    except shape.UnsupportedType:
         return False
-    alternatives = info.types if isinstance(info, inspect.UnionType) else (info,)
-    named = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
     return all(
-        isinstance(type_, named)
-        or (isinstance(type_, inspect.DictType) and isinstance(type_.key_type, inspect.StrType))
-        for type_ in alternatives
+        member.form is Form.RECORD or (member.form is Form.DICT and member.parts[0].form is Form.STR)
+        for member in members
     )
 
 

@@ -15,7 +15,7 @@ from exactlyonce import Pipeline, Record
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.exactness import in_utc
+from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.wire import apart, describe, wire_of
 from exactlyonce.sinks import KafkaSink
 
