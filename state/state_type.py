@@ -197,10 +197,10 @@ class StateType(Generic[S]):
             raise self._unstorable(states, error) from error
         changed = next(filter(None, map(self._changes, states)), "")
         if changed := changed or self._packing.changed(states, encoded, decoded):
-            raise self._inexact(changed)
+            raise self._lossy(changed)
         return encoded, decoded
 
-    def _inexact(self, changed: str) -> StateUnstorable:
+    def _lossy(self, changed: str) -> StateUnstorable:
         if self._packing is self._plain:
             return StateUnstorable(
                 f"A state of operator {self.operator!r} would not come back from a checkpoint as it was: {changed}. "

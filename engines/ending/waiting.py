@@ -12,15 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Committable,
+    Manifest,
+    StoreCommittable,
+    TransactionalId,
+    transaction_prefix,
+)
 from exactlyonce.checkpoint.records.storage_url import described
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.committer import SetAside, StoreView

@@ -142,8 +142,8 @@ def test_a_record_of_every_form_is_the_same_as_ever_in_each_target() -> None:
     assert {field.name: created_type(field) for field in fields_of(Wide)} == POSTGRES
     assert {field.name: str(field.type) for field in arrow_schema(columns_of(Wide))} == ARROW
     assert [field.name for field in arrow_schema(columns_of(Wide)) if field.nullable] == ["perhaps"]
-    spark = column(describe(Wide)).type
-    assert {field.name: field.dataType.simpleString() for field in spark.fields} == SPARK  # type: ignore[attr-defined]
+    spark: Any = column(describe(Wide)).type
+    assert {field.name: field.dataType.simpleString() for field in spark.fields} == SPARK
     in_file = {field["name"]: field["type"] for field in avro_record(columns_of(Wide), "row")["fields"]}
     assert {name for name, type_ in in_file.items() if type_ != AVRO[name]} == {"id", "number", "perhaps", "inner",
                                                                                "items", "mapping"}  # fmt: skip
@@ -194,6 +194,6 @@ def test_a_type_that_nothing_writes_is_refused_by_its_name(type_: Any) -> None:
 
 
 def test_a_state_of_a_generic_class_is_known_to_be_mutable() -> None:
-    state = StateType("total", Box[int])
+    state: StateType[Any] = StateType("total", Box[int])
     assert state.mutable
     assert [state.shares(output) for output in (Box(1), 1)] == [True, False]

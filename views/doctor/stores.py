@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.commits.of_stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
+from exactlyonce.checkpoint.commits.stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.pipeline.errors import Halt
@@ -12,7 +12,7 @@ from exactlyonce.views.doctor.subject import Subject
 
 
 def check_stores(subject: Subject, findings: Findings) -> None:
-    if subject.graph is None and not subject.traces.is_sink:
+    if subject.graph is None and not subject.resources.is_sink:
         why = "these are known by the pipeline's module alone: give module:pipeline"
         findings.not_checked("outputs since the last checkpoint, and stores of sinks that are not exactly once", why)
     for sink, why in subject.staged.unasked.items():
@@ -32,7 +32,7 @@ def check_stores(subject: Subject, findings: Findings) -> None:
         if view.growth:
             findings.add(
                 "stores", f"The table of sink {sink} {view.growth}", level=NOTE,
-                do="as it says, by a job beside the pipeline: docs/sinks/iceberg.md, Upkeep",
+                do="as it says, by a job beside the pipeline: docs/sinks/lakes.md, Upkeep",
             )  # fmt: skip
         if view.origin and subject.history is not None and subject.newest is not None:
             with findings.checking(f"the ledger of sink {sink}"):
