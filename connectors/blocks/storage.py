@@ -13,8 +13,7 @@ from itertools import islice
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, UnreadableBlock, verified_value
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.connectors.blocks.names import name_of, reference
 from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, CHECKPOINT_STORAGE, FileStore, Retries
