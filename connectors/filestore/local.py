@@ -33,22 +33,23 @@ _UNREADABLE = {*_NO_RIGHT, *_NOT_A_FOLDER, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class LocalStore(RenamingStore):
-    """The `FileStore` *inner*, created below the existing *root*. Errors begin with *what*."""
+    """The `FileStore` *inner*, created below *root*, which exists unless *makes_root*. Errors begin with *what*."""
 
     _at_once = 1
 
-    def __init__(self, root: Path, inner: str, what: str = STORAGE) -> None:
-        self._root, self._path = root, root / inner
+    def __init__(self, root: Path, inner: str, what: str = STORAGE, *, makes_root: bool = False) -> None:
+        self._root, self._path, self._makes_root = root, root / inner, makes_root
         self.url = f"file://{self._path}"
         self._what, self._named = what, f"{what} {self.url}"
         self._durable: set[Path] = set()
         """Folders whose names are durable: a name becomes so once, on its first use."""
 
     def check(self, folder: str = "") -> None:
-        if not self._root.is_dir():
+        if not (self._makes_root or self._root.is_dir()):
             raise ConfigError(f"{self._what} file://{self._root} does not exist: create the folder, or mount it.")
         with self._explained(starting=True):
-            self._make(self._path / folder, self._root)
+            there = next(around for around in (self._root, *self._root.parents) if around.exists())
+            self._make(self._path / folder, there)
             probe = self._path / folder / f"probe-{os.getpid()}-{secrets.token_hex(4)}"
             try:
                 _put(probe, b"probe", self._path / folder / f"aside-{secrets.token_hex(8)}")

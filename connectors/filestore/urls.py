@@ -10,14 +10,17 @@ from exactlyonce.connectors.filestore.store import STORAGE, FileStore
 from exactlyonce.pipeline.errors import ConfigError, InvariantViolation
 
 
-def store_at(url: str, inner: str, what: str = STORAGE) -> FileStore:
-    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*. Nothing is connected yet."""
+def store_at(url: str, inner: str, what: str = STORAGE, *, makes_root: bool = False) -> FileStore:
+    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*. Nothing is connected yet.
+
+    A local *url* must exist, lest a disk that is not mounted be taken for an empty one; or *makes_root* creates it.
+    """
     scheme, host, path = parts_of(url)
     match scheme:  # each imported for itself: a process opens few kinds
         case "file":
             from exactlyonce.connectors.filestore.local import LocalStore
 
-            return LocalStore(Path("/", path), inner, what)
+            return LocalStore(Path("/", path), inner, what, makes_root=makes_root)
         case "s3":
             from exactlyonce.connectors.filestore.s3 import S3Store
 
