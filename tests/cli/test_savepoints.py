@@ -75,14 +75,15 @@ def full(folder: LocalStore, name: str, content: bytes, aside: str) -> None:
 
 
 def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing place takes no savepoint. A later failure keeps it and says how to delete it."""
+    """A place that can be no folder takes no savepoint. A later failure keeps it and says how to delete it."""
     monkeypatch.setattr(exported, "AWAY_TIMEOUT_S", -1.0)  # it is not asked for half a minute
     backups = tmp_path / "backups"
     line = ("savepoint", orders.name, "--to", f"file://{backups}")
     with orders.running() as run:
-        orders.command.refused("create the folder, or mount it", *line)
+        backups.touch()
+        orders.command.refused("a file is where a folder is needed", *line)
         assert not any(each.is_savepoint for each in orders.history().retained)
-        backups.mkdir()
+        backups.unlink()
         with monkeypatch.context() as patched:
             patched.setattr(LocalStore, "put", full)
             failed = orders.command(*line)
