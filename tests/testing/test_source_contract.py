@@ -222,6 +222,27 @@ class TestSourceOfThePage(contract_of_the_page()):  # type: ignore[misc]  # the 
         with pytest.raises(Halt, match="has only 2 records"):
             self._range(self.beginning([1])[0], 3, 100)
 
+    @pytest.mark.parametrize(
+        ("owner", "name", "wrong", "message"),
+        [
+            ("OpenShop", "read", lambda self, most: [b"{}"] * (most + 1), r"read\(3\) of shop .* gave 4 records"),
+            ("OpenShop", "ended", True, "has ended, and the source says grows = True"),
+            ("JournalSource", "grows", False, "OpenShop has no `ended`, and the source no grows = True"),
+        ],
+    )
+    def test_a_mistake_that_would_lose_or_double_records(
+        self, owner: str, name: str, wrong: object, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It stops runs and bounded work, before anything of it is taken."""
+        monkeypatch.setattr(self.source.__globals__[owner], name, wrong)
+        self.filled(10)
+        reader = self.reader()
+        with pytest.raises(Halt, match=message):
+            reader.poll(3)
+        assert reader.reader.positions() == self.beginning()
+        with pytest.raises(Halt, match=message):
+            self._range(self.beginning([1])[0], 6, 3)
+
 
 POLL, OPEN, FETCH, POSITIONS = ListReader.poll, ListSource.open_reader, Lists.fetch, ListReader.positions
 
