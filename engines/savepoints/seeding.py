@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.records.manifest import SAVEPOINT, SourceOffset
 from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.start_group import committed
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.source import ReadsTopic
@@ -391,6 +392,8 @@ def seed(
         operators = [SeededOperator(type_, folder, max_parallelism_of(graph, found)) for type_ in types]
         for operator in operators:
             operator.take(_rows(states[operator.type.node.id]))
+        if beginning is not None and beginning.group is not None:
+            _require_still(client, graph, beginning.group, begun)
         savepoint = SeededSavepoint(graph, operators, cluster_id, begun, found)
         counts = {operator.type.node.id: operator.count for operator in operators}
         unchecked = tuple(type_.node.id for type_ in types if type_.key_type is Any)
@@ -514,6 +517,23 @@ def _begun(client: ClientConfig, graph: LogicalGraph, beginning: _Beginning) -> 
             if beginning.offsets is not None:
                 _require_within(topics.of(source), source, beginning.offsets[source.place])
         return transactions.cluster_id(), begun
+
+
+def _require_still(client: ClientConfig, graph: LogicalGraph, group: str, begun: Iterable[SourceOffset]) -> None:
+    """ConfigError if *group* has members now, or has committed since the sources have *begun* at its offsets: the rows
+    were read meanwhile, and may count what comes after these."""
+    noted = {(at.topic, at.partition): at.offset for at in begun}
+    sources = by_kind(graph)[0]
+    with closing(Topics(client)) as own, closing(InputTopics(own)) as topics:
+        topics.describe(sources.values())
+        for id, source in sources.items():
+            for partition, offset in committed(topics.of(source), id, group, source.topic).items():
+                if (before := noted.get((source.place, partition), 0)) != offset:
+                    raise ConfigError(
+                        f"Group {group!r} has moved from offset {before} of {source.place}[{partition}] to {offset} "
+                        f"while the rows were read, so they may count records that would count again. Nothing was "
+                        f"written: stop the program that commits for the group, and try again with its last rows."
+                    )
 
 
 def _require_within(topics: Topics, source: ReadsTopic, given: Mapping[int, int]) -> None:
