@@ -203,8 +203,8 @@ class _Opening:
         return opened
 
     def read(self, opened: OpenSplit, start: SourceOffset, records_max: int) -> Sequence[Any]:
-        """The next parts of *opened*, which stands at *start*. Raises Halt where there are too many, and where a split
-        that grows has ended."""
+        """The next parts of *opened*, which stands at *start*. Raises Halt where there are too many, where a split that
+        grows has ended, and where a cursor is no text."""
         read = opened.read(records_max)
         if len(read) > records_max:
             raise self._mistaken(
@@ -218,6 +218,8 @@ class _Opening:
                 f"{opened.name} has ended, and the source says grows = True: what comes later would not be read. Leave "
                 f"out `ended`; or grows = True, if a split is whole once it is found",
             )
+        if not isinstance(opened.cursor, str | None):
+            raise self._mistaken(start, f"the cursor of {opened.name} is {opened.cursor!r:.100}, and has to be text")
         return read
 
     def _mistaken(self, position: SourceOffset, what: str) -> Halt:
@@ -353,6 +355,12 @@ class NamedSplits:
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         there = dict.fromkeys(self._find())
+        for identity in there:
+            if not isinstance(identity, str):
+                raise ConfigError(
+                    f"The code of source {self._source!r} is wrong: find_splits() gives {identity!r:.100}, and the "
+                    f"identity of a split is text. Give str(...) of it."
+                )
         for position in known:
             if position.identity not in there and not position.ended:
                 read = f"{self._place} split {position.identity!r} up to record {position.offset}"
