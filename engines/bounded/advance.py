@@ -134,7 +134,6 @@ def advance(
         base=manifest.checkpoint,
         previous=manifest.checkpoint,
         final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
-        without_output=without_output,
         triggered_ms=began_ms,
         attempt=leader.attempt,
         acks={(ack.task, ack.subtask): ack for ack in acks},
