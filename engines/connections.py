@@ -31,7 +31,6 @@ from exactlyonce.checkpoint.requests import Procedure, R, drive
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import HELD, Log
 from exactlyonce.connectors.kafka.topics import Topics
@@ -43,6 +42,7 @@ from exactlyonce.engines.processes import this_process
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.kafka.copying import copy_transaction
 
 TIMEOUT_MS = 30_000
 """The time that a question about transactions waits for a broker that is away."""

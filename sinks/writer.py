@@ -153,7 +153,7 @@ class WriterClients(Protocol):
     def clock(self) -> Clock: ...
 
     def producers(self, topic: str, partitioner: str | None) -> Any:
-        """The `sinks.kafka.producers.Producers` of a sink's subtask that writes to *topic* by *partitioner*."""
+        """The `sinks.kafka.writer.Producers` of a sink's subtask that writes to *topic* by *partitioner*."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from exactlyonce.engines.local.channels import Pipe
 from exactlyonce.engines.local.messages import Start
 from exactlyonce.engines.options import ROCKSDB
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.sinks.kafka.producers import KafkaProducers, Producers
+from exactlyonce.sinks.kafka.writer import KafkaProducers, Producers
 
 
 class Clients(Protocol):

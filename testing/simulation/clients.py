@@ -25,7 +25,7 @@ from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
-from exactlyonce.sinks.kafka.producers import Failure, OnFailure, Transaction
+from exactlyonce.sinks.kafka.open_transaction import Failure, OnFailure, OpenTransaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class SimulatedProducers:
     def wait(self, pending: Any, timeout_s: float) -> None:
         return None
 
-    def drop(self, transaction: Transaction) -> None:
+    def drop(self, transaction: OpenTransaction) -> None:
         producer: Any = transaction.producer
         self.process.producers.remove(producer)
 

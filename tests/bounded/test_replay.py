@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from manifests import committable as committed
 from manifests import manifest
 
@@ -20,6 +20,7 @@ from exactlyonce.engines.bounded.replay.reproduce import Count, _commit, agree
 from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, flat
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 
 
 def committable(name: str, checkpoint: int = 7, **counts: int) -> Committable:
@@ -121,7 +122,7 @@ class Failing:
     def __init__(self, error: KafkaError) -> None:
         self.error = error
 
-    def commit_transaction(self, timeout: float) -> None:
+    def commit(self) -> None:
         raise KafkaException(self.error)
 
 
@@ -137,4 +138,4 @@ class Failing:
 def test_a_commit_that_fails(error: KafkaError, said: str) -> None:
     """The broker may have committed, unless the error asks for an abort: that came instead of the commit."""
     with pytest.raises(BrokerUnavailable, match=said):
-        _commit(ClientConfig({"bootstrap.servers": "nobody:9092"}), cast(Producer, Failing(error)), "again")
+        _commit(ClientConfig({"bootstrap.servers": "nobody:9092"}), cast(OpenTransaction, Failing(error)), "again")

@@ -11,7 +11,7 @@ from planting import CROWDED, LATE, OVERLOADED, in_place_of, mutant
 from exactlyonce.engines.local.inputs import ChannelInput, Input
 from exactlyonce.engines.local.pace import Outlet
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.sinks.kafka.producing import ProducingWriter
+from exactlyonce.sinks.kafka.writer import ProducingWriter
 
 LOAD = "constant load"
 MANY = 1_000_000

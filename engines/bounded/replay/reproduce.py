@@ -11,15 +11,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from threading import Event
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.confluent import ANY_PARTITION, NOW, make_producer
+from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import (
     Recomputed,
     interval_of,
@@ -34,8 +35,10 @@ from exactlyonce.pipeline import sizes
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
+from exactlyonce.sinks.writer import SinkFailed
 
-TIMEOUT_S = 60.0
+TIMEOUT_MS = 60_000
 VISIBLE_TIMEOUT_MS = 5_000
 VISIBLE_POLL_S = 0.01
 
@@ -189,52 +192,26 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
     by_key = partitioner(partitioner_in(manifest, sink, client.settings))
     partition_of = by_key if _has(client, topic, partitions) else None
     name = f"exactlyonce-replay:{manifest.pipeline}:{manifest.checkpoint}:{sink}"
-    errors: list[str] = []
-    producer = make_producer(
-        client.confluent(
-            {
-                "transactional.id": name,
-                "delivery.report.only.error": True,
-                "on_delivery": lambda error, _: errors.append(error.str()) if error else None,
-            }
-        )
-    )
     try:
-        producer.init_transactions(TIMEOUT_S)
-        producer.begin_transaction()
-        records = 0
+        with closing(Transactions(client)) as transactions:
+            transaction = OpenTransaction.begun(client, name, transactions, timeout_ms=TIMEOUT_MS, topic=topic)
         for lane in again.lanes(sink):
             for output in again.outputs(sink, lane):
                 partition = output.place(partition_of, partitions) if partition_of is not None else None
-                place = ANY_PARTITION if partition is None else partition
-                while True:
-                    try:
-                        producer.produce(
-                            topic,
-                            output.value,
-                            output.key,
-                            place,
-                            timestamp=output.timestamp_ms or NOW,
-                            headers=[*(output.headers or ())],
-                        )
-                        break
-                    except BufferError:
-                        producer.poll(0.1)
-                records += 1
-    except KafkaException as error:
-        reason = client.redact(error.args[0].str())
+                transaction.write(topic, output.alone(ANY_PARTITION if partition is None else partition))
+        transaction.flush()
+    except SinkFailed as error:
+        reason = client.redact(str(error))
         raise BrokerUnavailable(f"{topic} could not be written: {reason}. Nothing of it is visible.") from None
-    _commit(client, producer, topic)
-    if errors:
-        raise BrokerUnavailable(f"{topic} could not be written: {errors[0]}. Nothing of it is visible.")
+    _commit(client, transaction, topic)
     _await_readers(client, topic)
-    return records
+    return transaction.records
 
 
-def _commit(client: ClientConfig, producer: Producer, topic: str) -> None:
+def _commit(client: ClientConfig, transaction: OpenTransaction, topic: str) -> None:
     """Commit the records in *topic*; the outcome of an unanswered commit is unknown."""
     try:
-        producer.commit_transaction(TIMEOUT_S)
+        transaction.commit()
     except KafkaException as error:
         reason, aborted = client.redact(error.args[0].str()), error.args[0].txn_requires_abort()
         outcome = (

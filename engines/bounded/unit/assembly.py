@@ -54,8 +54,8 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViola
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.loading import load_reference
-from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.kafka.writer import KafkaProducers
 from exactlyonce.sinks.writer import SinkEncoder, SinkWriter, WritesToTopic
 
 QUEUE_KILOBYTES = 65_536

@@ -8,13 +8,11 @@ sweeps it unless a manifest names it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
+from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.unit.messages import Publication, Published, tries_before
@@ -22,16 +20,10 @@ from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFiles, re
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.kafka.producers import KafkaProducers
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
-from exactlyonce.sinks.kafka.writer import KafkaWriter
-from exactlyonce.sinks.writer import SinkFailed
 
-WAIT_S = 0.005
 SLOT = "0"
-QUEUE_RECORDS = "200000"
-"""The client's queue: a fast writer stalls at the default, and memory bounds it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Publication)
@@ -41,71 +33,41 @@ _outputs_decoder = msgspec.msgpack.Decoder(list[OutputFile])
 def publish(publication: bytes, attempt_label: str) -> bytes:
     """Write an encoded `Publication`; return the encoded `Published`."""
     began_ms, work = SystemClock().now_ms(), _decoder.decode(publication)
-    with closing(StagedFiles()) as files, ThreadPoolExecutor(1, "producers") as executor:
+    with closing(StagedFiles()) as files:
         outputs = _outputs_decoder.decode(files.message(work.outputs, 0))
-        writer = _ready_writer(work, attempt_label, executor)
-        try:
-            precommit = _flushed(writer, work, outputs, files)
-        finally:
-            writer.abandon()
+        transaction = _begun(work, attempt_label)
+        for output in outputs:
+            for partition in work.partitions:
+                _write(transaction, work.topic, files, output, partition)
+    transaction.flush()
+    precommit = transaction.precommit(work.sink, work.publisher, work.checkpoint, SystemClock().monotonic_ms())
+    transaction.drop()
     wanted = sum(output.counts.get(partition, 0) for output in outputs for partition in work.partitions)
-    require(precommit is not None and precommit.records == wanted, "all that was staged is in the transaction")
-    assert precommit is not None
+    require(precommit.records == wanted, "all that was staged is in the transaction")
     hit("publication-flushed")
     return _encode(Published(precommit, began_ms, SystemClock().now_ms(), attempt_label))
 
 
-def _flushed(
-    writer: KafkaWriter, publication: Publication, outputs: Sequence[OutputFile], files: StagedFiles
-) -> Precommit | None:
-    for output in outputs:
-        for partition in publication.partitions:
-            staged = output.counts.get(partition, 0)
-            written = _written(writer, files, output, partition) if staged else 0
-            require(written == staged, "all that a subtask has staged for a partition is written")
-    writer.barrier(publication.checkpoint)
-    while (flushed := writer.take_flushed(publication.checkpoint)) is None:
-        writer.poll(WAIT_S)
-    return flushed.precommit
-
-
-def _written(writer: KafkaWriter, files: StagedFiles, output: OutputFile, partition: int) -> int:
-    written = 0
-    for batch in read_outputs(files, output.file, partition):
-        count = len(batch.values)
-        writer.write(Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=[partition] * count))
-        written += count
-        while not writer.room:
-            writer.poll(WAIT_S)
-        writer.poll()
-    return written
-
-
-def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExecutor) -> KafkaWriter:
-    """A writer whose one producer is initialised, and known to be ours."""
-    attempt = f"{publication.attempt}-{tries_before(label)}"
-    transaction = TransactionalId(
-        publication.pipeline, publication.sink, publication.publisher, publication.incarnation, attempt, SLOT
-    )
-    name = str(transaction)
-    config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})
-    prepared: list[str] = []
-    writer = KafkaWriter(
-        sink=publication.sink,
-        subtask=publication.publisher,
-        topic=publication.topic,
-        pool=TransactionPool([name]),
-        producers=KafkaProducers(publication.topic, config.confluent(), publication.transaction_timeout_ms, executor),
-        prepared=prepared.append,
-        clock=SystemClock(),
-    )
-    writer.poll()
-    executor.submit(int).result()  # runs after the producer is made, on the same thread
-    writer.poll()
-    require(prepared == [name], "a producer that could be made is prepared")
+def _begun(work: Publication, label: str) -> OpenTransaction:
+    attempt = f"{work.attempt}-{tries_before(label)}"
+    name = str(TransactionalId(work.pipeline, work.sink, work.publisher, work.incarnation, attempt, SLOT))
+    config = ClientConfig(work.client)
     with closing(Transactions(config)) as transactions:
-        state = transactions.describe([name])[name]
-    if state is None or state.state != "Empty":
-        raise SinkFailed(f"transaction {name} is {state.state if state else 'unknown'} right after its initialisation")
-    writer.granted(name, state.producer_id, state.epoch)
-    return writer
+        return OpenTransaction.begun(
+            config,
+            name,
+            transactions,
+            timeout_ms=work.transaction_timeout_ms,
+            topic=work.topic,
+            subject=f"sink {work.sink!r}",
+            opened_ms=SystemClock().monotonic_ms(),
+        )
+
+
+def _write(transaction: OpenTransaction, topic: str, files: StagedFiles, output: OutputFile, partition: int) -> None:
+    """Write all that a subtask has staged for *partition*."""
+    before, staged = transaction.records, output.counts.get(partition, 0)
+    for batch in read_outputs(files, output.file, partition) if staged else ():
+        places = [partition] * len(batch.values)
+        transaction.write(topic, Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=places))
+    require(transaction.records - before == staged, "all that a subtask has staged for a partition is written")

@@ -11,22 +11,16 @@ later job uses it again, once its last one is finalized. A task that Spark runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
-from exactlyonce.connectors.confluent import make_producer
-from exactlyonce.connectors.kafka.client import connect
+from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
@@ -34,6 +28,8 @@ from exactlyonce.engines.spark.sink.position import Job, Tally, tally_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
+from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import SinkFailed
 
 if TYPE_CHECKING:
@@ -46,12 +42,6 @@ ATTEMPT = "0"
 SLOTS_ASKED = 4
 SLOTS_MAX = 64
 FREE = ("CompleteCommit", "CompleteAbort", "Dead")
-INIT_TIMEOUT_S = 60.0
-WAIT_S = 0.1
-TUNING = {"queue.buffering.max.messages": 200_000}
-"""Defaults of the client, which the user may change."""
-BY_KEY = -1
-"""The client chooses the partition: by the key, else any."""
 BATCHES_AHEAD = 8
 """Batches taken from Spark while the producer is made."""
 
@@ -72,47 +62,37 @@ def write_task(
         for batch in chain(ahead, batches):
             tally += tally_of(rows(batch, options.columns, options.topic))
         return Flushed(assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint)
-    opened_ms, began_ms = SystemClock().now_ms(), SystemClock().monotonic_ms()
+    opened_ms = SystemClock().now_ms()
     with ThreadPoolExecutor(1, "producer") as executor:
-        beginning = executor.submit(_begin, options, assignment, partition, attempt)
+        beginning = executor.submit(_begun, options, assignment, partition, attempt)
         while not beginning.done() and len(ahead) < BATCHES_AHEAD and (batch := next(batches, None)) is not None:
             ahead.append(batch)
         transaction = beginning.result()
     for batch in chain(ahead, batches):
         written = list(rows(batch, options.columns, options.topic))
-        transaction.write(written)
+        for topic, outputs in outputs_of(written):
+            transaction.write(topic, outputs)
         tally += tally_of(written)
     transaction.flush()
-    precommit = Precommit(
-        transactional_id=transaction.name,
-        producer_id=transaction.producer_id,
-        epoch=transaction.epoch,
-        sink=SINK,
-        subtask=partition,
-        checkpoint=assignment.checkpoint,
-        records=transaction.records,
-        open_ms=SystemClock().monotonic_ms() - began_ms,
-    )
+    precommit = transaction.precommit(SINK, partition, assignment.checkpoint, SystemClock().monotonic_ms())
     transaction.drop()
     hit("worker-flushed")
     return Flushed(assignment.incarnation, job, precommit, opened_ms, tally, assignment.checkpoint)
 
 
-def _begin(options: SinkOptions, assignment: Assignment, partition: int, attempt: int) -> TaskTransaction:
+def _begun(options: SinkOptions, assignment: Assignment, partition: int, attempt: int) -> OpenTransaction:
     """A transaction under the first free id."""
-    config = options.client()
+    config, began_ms = options.client(), SystemClock().monotonic_ms()
     transactions = _transactions(options, config)
-    name = _free_id(transactions, options.sink_id, partition, assignment.incarnation, f"{ATTEMPT}-{attempt}")
-    try:
-        transaction = TaskTransaction(name, config, assignment.transaction_timeout_ms, assignment.partitioner)
-        transaction.initialise(options.topic)
-    except KafkaException as error:
-        raise SinkFailed(f"sink {options.sink_id!r}: no producer could be made: {error.args[0].str()}") from None
-    state = transactions.describe([name])[name]
-    if state is None or state.state != "Empty":
-        raise SinkFailed(f"transaction {name} is {state.state if state else 'unknown'} right after its initialisation")
-    transaction.begin(state)
-    return transaction
+    return OpenTransaction.begun(
+        config,
+        _free_id(transactions, options.sink_id, partition, assignment.incarnation, f"{ATTEMPT}-{attempt}"),
+        transactions,
+        timeout_ms=assignment.transaction_timeout_ms,
+        topic=options.topic,
+        partitioner=assignment.partitioner,
+        opened_ms=began_ms,
+    )
 
 
 def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnation: int, attempt: str) -> str:
@@ -137,95 +117,14 @@ def _transactions(options: SinkOptions, config: ClientConfig) -> Transactions:
     return _connected[key]
 
 
-@dataclass
-class TaskTransaction:
-    """A producer that writes one transaction."""
-
-    name: str
-    config: ClientConfig = field(repr=False)
-    timeout_ms: int
-    partitioner: str = DEFAULT
-    producer_id: int = -1
-    epoch: int = -1
-    records: int = 0
-    _error: str = ""
-    _producer: Producer | None = None
-
-    @property
-    def producer(self) -> Producer:
-        """The client, until it is dropped."""
-        assert self._producer is not None
-        return self._producer
-
-    def initialise(self, topic: str) -> None:
-        """Fence older producers of the id."""
-        settings = self.config.confluent(
-            {
-                "transactional.id": self.name,
-                "transaction.timeout.ms": self.timeout_ms,
-                "delivery.report.only.error": True,
-                "on_delivery": self._undelivered,
-                "error_cb": self._failed,
-                SETTING: self.partitioner,
-            }
-        )
-        self._producer = make_producer({**TUNING, **settings})
-        connect(self.producer, topic or None, INIT_TIMEOUT_S)
-        self.producer.init_transactions(INIT_TIMEOUT_S)
-
-    def begin(self, state: TransactionState) -> None:
-        """Begin; *state* has our producer id and epoch."""
-        self.producer_id, self.epoch = state.producer_id, state.epoch
-        self.producer.begin_transaction()
-
-    def write(self, arguments: Iterable[tuple[Any, ...]]) -> None:
-        """Produce rows; wait while the client's queue is full."""
-        produce, records = self.producer.produce, 0
-        row: tuple[Any, ...] = ("",)
-        try:
-            for row in arguments:
-                while True:
-                    try:
-                        topic, value, key, *more = row
-                        if more:  # the client's fifth positional argument is a callback
-                            produce(topic, value, key, more[0], headers=more[1])
-                        else:
-                            produce(topic, value, key)
-                        break
-                    except BufferError:
-                        self.producer.poll(WAIT_S)
-                        self._raise_error()
-                records += 1
-        except KafkaException as error:
-            where = " ".join(map(str, (row[0], *row[3:4])))
-            raise SinkFailed(f"transaction {self.name} cannot write to {where}: {error.args[0].str()}") from None
-        self.records += records
-        self.producer.poll(0)
-        self._raise_error()
-
-    def flush(self) -> None:
-        """Return once the broker has every row; the client fails at the transaction's timeout."""
-        while len(self.producer):
-            self.producer.flush(WAIT_S)
-            self._raise_error()
-
-    def drop(self) -> None:
-        """Release the client, on a thread of its own, because it takes milliseconds to end its threads."""
-        dropped, self._producer = [self._producer], None
-        Thread(target=dropped.clear, daemon=True).start()
-
-    def _raise_error(self) -> None:
-        if self._error:
-            raise SinkFailed(f"transaction {self.name}: {self._error}")
-
-    def _undelivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            where = f"{message.topic()}[{message.partition()}]"
-            self._error = self._error or f"a row for {where} was not delivered: {error.str()}"
-
-    def _failed(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._error = self._error or f"the producer failed: {error.str()}"
+def outputs_of(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, Outputs]]:
+    """The topics of *rows*, as `rows` gives them, each with its rows in their order."""
+    topics = {row[0] for row in rows}
+    for topic in topics:
+        own = rows if len(topics) == 1 else [row for row in rows if row[0] == topic]
+        _, values, keys, *more = zip(*own, strict=True)
+        partitions, headers = more or (None, None)
+        yield topic, Outputs(values, keys, headers, partitions=partitions)
 
 
 def rows(batch: RecordBatch, columns: Mapping[str, int], topic: str) -> Iterator[tuple[Any, ...]]:
@@ -234,11 +133,11 @@ def rows(batch: RecordBatch, columns: Mapping[str, int], topic: str) -> Iterator
     values = lists["value"]
     keys = lists.get("key") or repeat(None)
     topics = repeat(topic) if topic else _named(lists["topic"])
-    partitions = [BY_KEY if p is None else p for p in lists["partition"]] if "partition" in lists else None
+    partitions = [ANY_PARTITION if p is None else p for p in lists["partition"]] if "partition" in lists else None
     headers = [_pairs(row_headers) for row_headers in lists["headers"]] if "headers" in lists else None
     if partitions is None and headers is None:
         return zip(topics, values, keys)  # noqa: B905 - topics and keys may be endless
-    return zip(topics, values, keys, partitions or repeat(BY_KEY), headers or repeat([]))  # noqa: B905 - so may these
+    return zip(topics, values, keys, partitions or repeat(ANY_PARTITION), headers or repeat([]))  # noqa: B905 - so may these
 
 
 def _column(batch: RecordBatch, name: str, place: int) -> pa.Array:
