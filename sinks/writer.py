@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
 
 if TYPE_CHECKING:  # else each description would load the schemas of the checkpoint topic
     from exactlyonce.checkpoint.block_storage import Ticket
@@ -156,6 +156,11 @@ class WriterClients(Protocol):
         """The `sinks.kafka.writer.Producers` of a sink's subtask that writes to *topic* by *partitioner*."""
 
 
+def opens_none(text: str) -> None:
+    """Called in place of `WriterContext.prepared` and `note` where they must not be."""
+    raise InvariantViolation(f"a task opens no transaction here, and gives up no record: {text}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class WriterContext:
     """The arguments of a sink's writer, beside the description."""
@@ -167,13 +172,13 @@ class WriterContext:
     attempt: int
     type: Any
     """The records' type."""
-    slots: int
-    """The number of transactions it may have at once."""
     clients: WriterClients
     staging: BlockStaging
-    prepared: Callable[[str], None]
+    slots: int = 0
+    """The number of transactions it may have at once."""
+    prepared: Callable[[str], None] = opens_none
     """Called with each transactional id whose producer is ready to be granted."""
-    note: Callable[[str], None]
+    note: Callable[[str], None] = opens_none
     """Called, on the worker's loop, with a sentence for the operator."""
     partitions: int | None = None
     """The number of partitions of the sink's topic, if it has one."""

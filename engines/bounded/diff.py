@@ -30,6 +30,7 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind, check_operators
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.savepoints.fitting import require_readable
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -257,24 +258,27 @@ class Diff:
 
     def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base
-        return Stage(
+        spec = TaskSpec(
             reference=version.reference,
-            fingerprint=graph.fingerprint(),
             parallelism=base.parallelism,
-            checkpoint=base.checkpoint + 1,
-            base=msgspec.structs.replace(base, order_logs=(), committables=()),
             incarnation=base.incarnation,
             attempt=base.attempt,
+            manifest=msgspec.structs.replace(base, order_logs=(), committables=()),
             topic=self._topic,
+            storage=base.storage,
+            drops_fields=True,
+            skips=self._skips,
+            output_partitions=self._output_partitions(graph),
+        )
+        return Stage(
+            spec=spec,
+            fingerprint=graph.fingerprint(),
+            checkpoint=base.checkpoint + 1,
             write_state=False,
             origins=True,
             files=files,
             by_partition=False,
             lanes=lanes,
-            storage=base.storage,
-            drops_fields=True,
-            skips=self._skips,
-            output_partitions=self._output_partitions(graph),
         )
 
     @property

@@ -104,12 +104,12 @@ class WorkerParts:
 
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:
     """Build a worker's subtasks of *graph*, restore their state, open their channels; nothing is read or written."""
-    activity.phase(f"connecting to topic {start.topic.name}")
+    activity.phase(f"connecting to topic {start.spec.topic.name}")
     schemas = {loop.id: describe(loop.type) for loop in graph.loops}
-    backend = state_backend(start.state, graph, start.subtask, start.parallelism)
+    backend = state_backend(start.state, graph, start.subtask, start.spec.parallelism)
     parts = WorkerParts(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
     activity.breath = parts.breathe
-    builder = _Builder(start, send, plan(graph, start.parallelism), clients, parts)
+    builder = _Builder(start, send, plan(graph, start.spec.parallelism), clients, parts)
     for task in builder.plan.tasks:
         builder.task(task)
     for source in parts.sources:
@@ -122,22 +122,14 @@ class _Builder:
 
     def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, parts: WorkerParts) -> None:
         self.start, self.send_message, self.plan, self.clients, self.parts = start, send, plan, clients, parts
-        self.cautious = start.attempt > 0
-        written = start.manifest.attempt if start.manifest.incarnation == start.incarnation else 0
-        self.fruitless = start.attempt - written
+        self.cautious = start.spec.attempt > 0
+        written = start.spec.manifest.attempt if start.spec.manifest.incarnation == start.spec.incarnation else 0
+        self.fruitless = start.spec.attempt - written
         """The restarts of this incarnation since the last completed checkpoint."""
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
         self.processing_s = clients.processing_s
         self.assembler = Assembler(
-            plan,
-            start.subtask,
-            start.manifest,
-            clients.block_reader(),
-            parts.backend,
-            drops_fields=start.drops_fields,
-            skips=start.skips,
-            activity=parts.activity,
-            notes=parts.notes,
+            plan, start.spec, start.subtask, clients.block_reader(), parts.backend, parts.activity, parts.notes
         )
         graph = plan.graph
         self.loops = {
@@ -200,7 +192,7 @@ class _Builder:
                 exactly_once=self.start.mode == EXACTLY_ONCE,
                 firing_slices=partial(self._firing_slices, self.least),
                 least=self.least,
-                incremental=self.start.incremental,
+                incremental=self.start.spec.incremental,
                 restored=self.restored,
             )
         )
@@ -276,8 +268,8 @@ class _Builder:
 
     def read(self, node: Node, head: ops.BatchOperator) -> None:
         start, source = self.start, cast("Readable", node.source)
-        mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
-        before = [offset for offset in start.manifest.offsets if offset.source == node.id]
+        mine = share_of(start.offsets[node.id], start.spec.parallelism, start.subtask)
+        before = [offset for offset in start.spec.manifest.offsets if offset.source == node.id]
         context = ReaderContext(
             source=node.id,
             positions=[*mine.values()],
@@ -286,7 +278,7 @@ class _Builder:
         )
         letters = self.operators.dead_letters.get(node.id)
         notes = self.parts.notes
-        decoder = SourceDecoder(node.id, source, notes, before, skips=start.skips, dead_letters=letters)
+        decoder = SourceDecoder(node.id, source, notes, before, skips=start.spec.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
@@ -298,15 +290,11 @@ class _Builder:
         opened = self.assembler.open_sink(
             node,
             self.operators,
-            incarnation=start.incarnation,
-            attempt=start.attempt,
-            slots=start.slots,
             clients=self.clients,
             blocks=self.parts.blocks,
+            slots=start.slots,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
             note=self.parts.notes.add,
-            partitions=start.output_partitions.get(node.id),
-            partitioner=start.partitioners.get(node.id),
         )
         letters = self.operators.dead_letters.get(node.id)
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)

@@ -278,31 +278,19 @@ class LocalHost:
             worker.connection.send(self._start_message(worker.subtask, attempt, manifest, names[worker.subtask]))
 
     def _start_message(self, subtask: int, attempt: int, manifest: Manifest, channels: dict[str, int]) -> msg.Start:
-        connections, options = self._connections, self._options
-        checkpoint, topics = options.checkpoint, connections.pipeline_topics
+        connections, checkpoint = self._connections, self._options.checkpoint
         return msg.Start(
-            reference=self._reference,
-            parallelism=self._plan.parallelism,
+            spec=connections.task_spec(attempt, manifest),
             subtask=subtask,
-            incarnation=connections.leader.incarnation.incarnation,
-            attempt=attempt,
-            client=dict(options.client.settings),
-            manifest=manifest,
-            offsets=topics.offsets,
-            targets=topics.inputs.targets,
+            client=dict(self._options.client.settings),
+            offsets=connections.pipeline_topics.offsets,
+            targets=connections.pipeline_topics.inputs.targets,
             mode=checkpoint.mode,
             unaligned=checkpoint.unaligned,
-            incremental=checkpoint.incremental,
-            state=options.state,
+            state=self._options.state,
             slots=checkpoint.slots,
             transaction_timeout_ms=connections.transaction_timeout_ms,
             channels=channels,
-            topic=connections.log.topic,
-            storage=checkpoint.storage,
-            drops_fields=options.allow_dropped_fields,
-            skips=connections.skips,
-            output_partitions=topics.outputs.partitions,
-            partitioners=topics.outputs.partitioners,
             checkpoint_timeout_ms=checkpoint.timeout_ms,
         )
 

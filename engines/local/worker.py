@@ -327,7 +327,7 @@ def serve(connection: msg.Connection) -> None:
     try:
         with Watch(start.subtask, activity, connection):
             activity.phase("importing the pipeline")
-            graph = load_reference(start.reference).build()
+            graph = load_reference(start.spec.reference).build()
             worker = Worker(connection, start, KafkaClients(start, graph.pipeline_id), activity)
             worker.open(graph)
             activity.phase("its start")

@@ -198,7 +198,8 @@ def _lost_batch() -> Iterable[Any]:
 @in_place_of(Assembler, "assemble")
 def _replay_from_nothing(real: Any, self: Assembler, task: Any, ends: Any, made: Any) -> None:
     if isinstance(ends, ReplayEnds):
-        self = replace(self, manifest=msgspec.structs.replace(self.manifest, operators=()))
+        forgotten = msgspec.structs.replace(self.manifest, operators=())
+        self = replace(self, spec=msgspec.structs.replace(self.spec, manifest=forgotten))
     real(self, task, ends, made)
 
 

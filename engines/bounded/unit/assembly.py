@@ -80,17 +80,18 @@ def _run(place: UnitPlace, label: str) -> Receipt:
     with closing(StagedFiles()) as files:
         stage = KEPT.stage(place.file, lambda: _stage_decoder.decode(files.message(place.file, STAGE)))
         unit = _unit_decoder.decode(files.message(place.file, place.receiver))
-        graph = load_reference(stage.reference).build()
+        spec = stage.spec
+        graph = load_reference(spec.reference).build()
         if graph.fingerprint() != stage.fingerprint:
             raise GraphError(
                 "A unit imported another pipeline than the driver: the executors have another version of its module, "
                 "or the graph depends on something that differs between processes (time, random numbers, the "
                 "environment)."
             )
-        physical = plan(graph, stage.parallelism)
+        physical = plan(graph, spec.parallelism)
         task = next(task for task in physical.tasks if task.name == unit.task)
-        with KEPT.storage(place.client, stage.topic, stage.storage) as storage, KEPT.collector.collecting_rarely():
-            blocks = WorkerBlocks(storage.begin(stage.incarnation, stage.attempt)) if stage.write_state else None
+        with KEPT.storage(place.client, spec.topic, spec.storage) as storage, KEPT.collector.collecting_rarely():
+            blocks = WorkerBlocks(storage.begin(spec.incarnation, spec.attempt)) if stage.write_state else None
             assembly = Assembly(
                 stage, unit, place.client, plan=physical, task=task, label=label, files=files, storage=storage,
                 blocks=blocks,
@@ -146,7 +147,7 @@ def _acknowledgement(assembly: Assembly) -> Ack:
     if blocks is None:
         return Ack(unit.task, unit.subtask, stage.checkpoint, offsets)
     operators, attempt = assembly.operators, blocks.attempt
-    cut = operators.cut(stage.checkpoint, stage.base.checkpoint, offsets, whole=not stage.incremental)
+    cut = operators.cut(stage.checkpoint, stage.spec.manifest.checkpoint, offsets, whole=not stage.spec.incremental)
 
     def wait() -> None:
         attempt.wait(BLOCKS_TIMEOUT_S)
@@ -195,16 +196,7 @@ class Assembly:
         self._notes = Notes()
         self._producers = ThreadPoolExecutor(1, "producers")
         self._staying = set[ReaderInTurn]()
-        self._assembler = Assembler(
-            plan,
-            unit.subtask,
-            stage.base,
-            storage,
-            in_memory(),
-            drops_fields=stage.drops_fields,
-            skips=stage.skips,
-            notes=self._notes,
-        )
+        self._assembler = Assembler(plan, stage.spec, unit.subtask, storage, in_memory(), notes=self._notes)
         try:
             self._assembler.assemble(task, self, self.operators)
         except BaseException:
@@ -239,10 +231,10 @@ class Assembly:
 
     def read(self, node: Node, head: BatchOperator) -> None:
         source, unit, stage = cast("Readable", node.source), self.unit, self.stage
-        base = [] if unit.split else [noted for noted in stage.base.offsets if noted.source == node.id]
+        base = [] if unit.split else [noted for noted in stage.spec.manifest.offsets if noted.source == node.id]
         letters = self.operators.dead_letters.get(node.id)
         decoder = SourceDecoder(
-            node.id, source, before=base, skips=stage.skips, dead_letters=letters, rules=stage.rules
+            node.id, source, before=base, skips=stage.spec.skips, dead_letters=letters, rules=stage.rules
         )
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
@@ -307,7 +299,7 @@ class Assembly:
         raise InvariantViolation("bounded work refuses loops")
 
     def write(self, node: Node) -> Push:
-        sink, graph, partitions = node.sink, self.plan.graph, self.stage.output_partitions.get(node.id)
+        sink, graph, partitions = node.sink, self.plan.graph, self.stage.spec.output_partitions.get(node.id)
         letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
         if self.stage.without_output and node.inputs[0].output != DEAD_LETTERS:
@@ -318,27 +310,16 @@ class Assembly:
             if self.stage.lanes:
                 receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
             elif self.stage.by_partition:
-                receivers = self.stage.output_partitions[node.id]
-                partition_of = partitioner(self.stage.partitioners[node.id])
+                receivers = self.stage.spec.output_partitions[node.id]
+                partition_of = partitioner(self.stage.spec.partitioners[node.id])
                 distribution = ByPartition(partition_of, receivers, self.unit.subtask)
                 self.distributions.append(distribution)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return self._stage_output(node, encoder, receivers, distribution)
         if self.blocks is None:
             return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _Nowhere(node.id)
-        opened = self._assembler.open_sink(
-            node,
-            self.operators,
-            incarnation=self.stage.incarnation,
-            attempt=self.stage.attempt,
-            slots=0,
-            clients=_Clients(self._config, self._producers),
-            blocks=self.blocks,
-            prepared=_refuse,
-            note=_refuse,
-            partitions=partitions,
-            partitioner=self.stage.partitioners.get(node.id),
-        )
+        clients = _Clients(self._config, self._producers)
+        opened = self._assembler.open_sink(node, self.operators, clients=clients, blocks=self.blocks)
         waiting = _Waiting(opened.writer, self.blocks.attempt)
         return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
 
@@ -403,10 +384,6 @@ class _Records:
     def encode(self, records: Sequence[Any]) -> Outputs:
         """Each record in msgpack."""
         return Outputs([_encode(record) for record in records], None, None)
-
-
-def _refuse(text: str) -> None:
-    raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {text}")
 
 
 class _Nowhere(BatchOperator):

@@ -27,9 +27,9 @@ from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job, Tally, tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import InvariantViolation, RecordError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import RecordError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext
+from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext, opens_none
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -188,11 +188,8 @@ def _opened(options: SinkOptions, target: StoreTarget, assignment: Assignment, p
         incarnation=assignment.incarnation,
         attempt=assignment.attempt,
         type=target.type,
-        slots=0,
         clients=_Clients(),
         staging=blocks,
-        prepared=_refuse,
-        note=_refuse,
     )
     opened: Opened = _persistently(options, lambda: target.sink.open_writer(context))
     try:
@@ -226,8 +223,4 @@ class _Clients:
     clock: SystemClock = field(default_factory=SystemClock)
 
     def producers(self, topic: str, partitioner: str | None) -> Any:
-        _refuse(topic)
-
-
-def _refuse(text: str) -> None:
-    raise InvariantViolation(f"a store's sink opens no transaction of Kafka, and gives up no record: {text}")
+        opens_none(topic)
