@@ -17,9 +17,8 @@ from typing import TypeVar
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, UnreadableBlock, verified_value
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.checkpoint.records.storage_url import parts_of
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.blocks.folder import CHECKPOINT_STORAGE, STORAGE, Folder, FolderOfLargeFiles
 from exactlyonce.connectors.blocks.hdfs import HdfsFolder
 from exactlyonce.connectors.blocks.local import LocalFolder

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
-from exactlyonce.checkpoint.records.columns import COLUMNS_SIZE_MAX
+from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
@@ -32,7 +32,7 @@ from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
-from exactlyonce.engines.connections import beside
+from exactlyonce.engines.connections import with_heartbeat
 from exactlyonce.engines.external_checks.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
@@ -375,7 +375,7 @@ class CatchUp:
         self.progress.began(summary.manifest, total)
 
         def with_upkeep(submit: Submit, stage: str, work: Sequence[bytes]) -> list[bytes]:
-            return beside(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
+            return with_heartbeat(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
 
         publish = partial(with_upkeep, in_process_keeping) if self.follow else None
         most = self.chunk_records or CHUNK_RECORDS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, TopicInfo
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):

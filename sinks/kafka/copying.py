@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
+from exactlyonce.checkpoint.records.manifest import Committable, Written
+from exactlyonce.checkpoint.requests import ListedTransaction
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log, RecordsGone
 from exactlyonce.connectors.kafka.transactions import Transactions

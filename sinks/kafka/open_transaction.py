@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from exactlyonce.checkpoint.records.committable import Precommit
+from exactlyonce.checkpoint.records.manifest import Precommit
 from exactlyonce.connectors.confluent import ANY_PARTITION, make_producer
 from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.connectors.kafka.client_config import ClientConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.commits.of_stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
+from exactlyonce.checkpoint.commits.stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.pipeline.errors import Halt

@@ -8,8 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Precommit
 from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.runtime.task_spec import TaskSpec

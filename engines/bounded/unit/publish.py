@@ -12,7 +12,7 @@ from contextlib import closing
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.manifest import TransactionalId
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.unit.messages import Publication, Published, tries_before

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.manifest import TransactionalId
 from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
