@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from exactlyonce.engines.spark.sink.messages import Flushed
+from exactlyonce.checkpoint.events import Ack
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.task import outputs_of, rows
+from exactlyonce.engines.spark.sink.task import Flushed, outputs_of, rows
 from exactlyonce.engines.spark.sink.writer import StreamWriter, TaskMessage
 from exactlyonce.sinks.kafka.open_transaction import TUNING, Failure, OpenTransaction, initialised
 
@@ -40,7 +40,7 @@ class PlainWriter(StreamWriter):
                 transaction.write(name, outputs)
         transaction.flush()
         transaction.drop()
-        return TaskMessage(Flushed(0, Job(), None))
+        return TaskMessage(Flushed(0, Job(), Ack("", 0, 0)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing to do."""

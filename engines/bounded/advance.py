@@ -139,18 +139,14 @@ def advance(
     offsets = [offset for ack in acks for offset in ack.offsets]
     precommits = [published.precommit for published in publications]
     open_ms = clock.monotonic_ms() - opened_ms
-    pending = PendingCheckpoint(
-        checkpoint=checkpoint,
+    pending = PendingCheckpoint.of(
+        acks,
+        precommits,
         base=manifest.checkpoint,
-        previous=manifest.checkpoint,
-        final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
-        without_output=without_output,
         triggered_ms=began_ms,
         attempt=leader.attempt,
-        acks={(ack.task, ack.subtask): ack for ack in acks},
-        order_logs=[ack.order_log for ack in acks if ack.order_log is not None],
-        staged=[staged for ack in acks for staged in ack.staged],
-        precommits=precommits,
+        final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
+        without_output=without_output,
         ages_ms={precommit.transactional_id: open_ms for precommit in precommits},
         outputs_by_partition=tuple(sorted((id, common.spec.output_partitions[id]) for id in _topics(physical))),
     )

@@ -22,9 +22,9 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, OF_LIBRARY
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import TIMEOUT_DEFAULT_MS, parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job, Position
+from exactlyonce.engines.spark.sink.task import Flushed
 from exactlyonce.engines.spark.sink.writer import batch_of
 from exactlyonce.pipeline.errors import ConfigError, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
@@ -92,7 +92,7 @@ def test_the_ids_of_attempts(world: World) -> None:
     for batch in range(2):
         assignment, job = planner.assign(), Job(QUERY, batch)
         attempts = [world.task(planner, assignment, job, rows_of(batch, 0), attempt=0) for _ in range(2)]
-        names = [each.precommit.transactional_id for each in attempts if each.precommit]
+        names = [precommit.transactional_id for each in attempts for precommit in each.ack.precommits]
         assert names == [f"eo:{world.name}:spark:0:1.0-0:{slot}" for slot in range(2)]
         committer.commit(job, attempts[batch : batch + 1])
     world.assert_exact(0, 1, partitions=1)
@@ -130,8 +130,7 @@ def test_a_lost_transaction(world: World, transactions: Transactions, failing: C
     failing("coordinator-decided")
     with pytest.raises(FailpointRaised):
         committer.commit(Job(QUERY, 0), flushed)
-    lost = flushed[0].precommit
-    assert lost is not None
+    (lost,) = flushed[0].ack.precommits
     transactions.end_until_answered(lost.transactional_id, lost.producer_id, lost.epoch, commit=False)
     world.tasks(world.driver("b"), 0)
     client = ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers})
@@ -143,10 +142,10 @@ def test_a_lost_transaction(world: World, transactions: Transactions, failing: C
 def test_a_transaction_that_changed_meanwhile_is_not_decided(world: World) -> None:
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)
-    assert flushed[0].precommit is not None
-    more = msgspec.structs.replace(flushed[0].precommit, records=4)
+    (precommit,) = flushed[0].ack.precommits
+    more = msgspec.structs.replace(flushed[0].ack, precommits=(msgspec.structs.replace(precommit, records=4),))
     with pytest.raises(SinkFailed, match="holds 3 records on the broker, but 4 were produced"):
-        committer.commit(Job(QUERY, 0), [msgspec.structs.replace(flushed[0], precommit=more), flushed[1]])
+        committer.commit(Job(QUERY, 0), [msgspec.structs.replace(flushed[0], ack=more), flushed[1]])
     world.driver("a").abort()
     world.assert_exact()
     with pytest.raises(SinkFailed, match="CompleteAbort, not Ongoing"):

@@ -37,7 +37,7 @@ def test_batches(world: World) -> None:
             committer.commit(Job(QUERY, batch), flushed)
             assert world.found() == decided
             flushed = world.tasks(planner, batch, partitions)
-            assert not any(task.has_output for task in flushed)
+            assert not any(task.wrote for task in flushed)
     world.target.assert_settled()
     if world.target.store == "kafka":
         assert len(world.target.states()) == 3, "one transactional id for each task, and not for each batch"
@@ -61,7 +61,7 @@ def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, 
         assert world.found() == decided
     successor, committer = world.pair("b")
     again = world.tasks(successor, 0)
-    assert [each.has_output for each in again] == [not decided] * 2
+    assert [each.wrote for each in again] == [not decided] * 2
     assert world.found() == decided
     committer.commit(Job(QUERY, 0), again)
     committer.commit(Job(QUERY, 1), world.tasks(successor, 1))

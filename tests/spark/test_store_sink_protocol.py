@@ -16,8 +16,8 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
-from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.task import Flushed
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, StoreError, StoreUnavailable
 from exactlyonce.sinks.writer import SinkFailed

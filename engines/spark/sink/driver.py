@@ -44,10 +44,9 @@ from exactlyonce.engines.spark.sink.leader_config import (
     SinkConfig,
     output_of,
 )
-from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job, Position, Tally, rows_decided
-from exactlyonce.engines.spark.sink.task import SINK
+from exactlyonce.engines.spark.sink.task import SINK, Assignment, Flushed
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StoreUnavailable, Undetermined, require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkFailed
@@ -260,7 +259,7 @@ class SinkDriver:
         history = leader.log.history
         position, tally = Position.of(history.latest), sum((task.tally for task in flushed), start=Tally())
         position.refuse(job, self.options)
-        written = [task for task in flushed if task.has_output]
+        written = [task for task in flushed if task.wrote]
         if position.holds(job):
             position.refuse_other_rows(job, tally, rows_decided(history.retained, position), self.options)
             if job.run:  # the decision notes the place of the function's next write
@@ -272,7 +271,7 @@ class SinkDriver:
             )
         elif written or job.query:
             self._refuse_mixed(leader, job, position, written)
-            names = {task.precommit.transactional_id for task in written if task.precommit is not None}
+            names = {precommit.transactional_id for task in written for precommit in task.ack.precommits}
             self._connections.drive(leader.transactions.sweep(names))
             if isinstance(leader.retention, JobRetention) and any(task.tried_before for task in flushed):
                 origin, attempt = leader.log.topic.topic_id, flushed[0].attempt + 1
@@ -294,8 +293,8 @@ class SinkDriver:
         """Raise unless staged rows are for the next decision, and a `foreachBatch` function writes to one store only.
 
         A successor could not finish another store."""
-        staged = [task.staged for task in written if task.staged is not None]
-        if staged and written[0].checkpoint != _next(leader.log.history):
+        staged = any(task.ack.staged for task in written)
+        if staged and written[0].ack.checkpoint != _next(leader.log.history):
             raise SinkFailed(
                 f"sink {self.options.sink_id!r}: another job was decided while this one wrote, and its rows would "
                 f"count as written. Nothing of this one is. One job at a time may write to a sink: start it again, or "
@@ -339,8 +338,8 @@ class SinkDriver:
 
     def _take_up(self, incarnation: int, flushed: Sequence[Flushed]) -> Leader:
         """The leader of the tasks' incarnation, which knows its decisions, and all blocks beside those of *flushed*."""
-        leader, checkpoint = self._leader, flushed[0].checkpoint
-        blocks = [block for task in flushed for block in task.blocks]
+        leader, checkpoint = self._leader, flushed[0].ack.checkpoint
+        blocks = [block for task in flushed for block in task.ack.written]
         is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation
         if leader is not None and is_ours and _next(leader.log.history) == checkpoint:
             is_smooth = flushed[0].attempt == self._settled + 1 and not any(task.tried_before for task in flushed)
@@ -366,25 +365,19 @@ class SinkDriver:
     def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
         """Decide *job*, even if nothing was written: a batch without rows, or one that was written before."""
         now_ms = self._connections.clock.now_ms()
-        opened = [(task.precommit, task.opened_ms) for task in written if task.precommit is not None]
+        opened = [(precommit, task.opened_ms) for task in written for precommit in task.ack.precommits]
         ages_ms = {precommit.transactional_id: max(precommit.open_ms, now_ms - began) for precommit, began in opened}
-        staged = [task.staged for task in written if task.staged is not None]
         checkpoint, previous = _next(leader.log.history), max(0, leader.log.history.checkpoint_latest)
-        offsets = position.after(job, tally, checkpoint).offsets()
-        blocks = tuple(block for task in written for block in task.blocks)
-        ack = Ack(SINK, 0, checkpoint, offsets, staged=tuple(staged), written=blocks)
+        ack = Ack(
+            SINK, 0, checkpoint, position.after(job, tally, checkpoint).offsets(),
+            staged=tuple(staged for task in written for staged in task.ack.staged),
+            written=tuple(block for task in written for block in task.ack.written),
+        )  # fmt: skip
         leader.acknowledged(ack)
-        plan = PendingCheckpoint(
-            checkpoint=checkpoint,
-            base=previous,
-            previous=previous,
-            final=False,
-            triggered_ms=self._connections.clock.monotonic_ms() - max(ages_ms.values(), default=0),
-            attempt=ATTEMPT,
-            acks={(SINK, 0): ack},
-            precommits=[precommit for precommit, _ in opened],
-            staged=staged,
-            ages_ms=ages_ms,
+        began_ms = self._connections.clock.monotonic_ms() - max(ages_ms.values(), default=0)
+        precommits = [precommit for precommit, _ in opened]
+        plan = PendingCheckpoint.of(
+            [ack], precommits, base=previous, triggered_ms=began_ms, attempt=ATTEMPT, ages_ms=ages_ms
         )
         with self._sparks_choices():
             verdict = self._connections.drive(leader.decide(plan, ()))

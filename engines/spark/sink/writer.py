@@ -17,11 +17,9 @@ from pyspark.errors import PySparkPicklingError
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from exactlyonce.engines.spark.sink.driver import SinkDriver, with_driver
-from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import REPEATABLE, SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.store_task import write_store_task
-from exactlyonce.engines.spark.sink.task import write_task
+from exactlyonce.engines.spark.sink.task import Assignment, Flushed, write_store_task, write_task
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, require
 
 if TYPE_CHECKING:

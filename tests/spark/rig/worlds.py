@@ -9,11 +9,9 @@ from pyspark.sql.types import LongType, StringType, StructType
 from targets import Row, rows_of
 
 from exactlyonce.engines.spark.sink.driver import SinkDriver
-from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.store_task import write_store_task
-from exactlyonce.engines.spark.sink.task import write_task
+from exactlyonce.engines.spark.sink.task import Assignment, Flushed, write_store_task, write_task
 from exactlyonce.testing.cluster import KafkaCluster
 
 QUERY = "a-query"
