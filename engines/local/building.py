@@ -14,10 +14,9 @@ from typing import Any, cast
 from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines.backends import state_backend
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.channels import Channel, LocalChannel, LoopChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
-from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredInput, Slices, SourceInput
-from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.inputs import ChannelInput, FeedbackInput, PacedInput, RestoredInput, Slices, SourceInput
 from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, OVERTAKING, slice_pace
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
@@ -142,7 +141,7 @@ class _Builder:
             loop.takes_over(sum(map(records_in, frames)), sum(map(len, frames)))
         self.channels = self._channels()
         self.operators: TaskOperators
-        self.inputs: list[Input]
+        self.inputs: list[PacedInput]
         self.outputs: list[Channel]
         self.fed: list[LoopChannel]
         self.restored: RestoredInput | None

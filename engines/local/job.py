@@ -27,8 +27,7 @@ from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report
-from exactlyonce.engines.local.watchdog import WorkerWatchdog
-from exactlyonce.engines.local.workers import LastOutput
+from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.pipeline.errors import (

@@ -27,9 +27,16 @@ from time import perf_counter
 from typing import NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.engines.local.channels import Channel
-from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, Slices, SourceInput
-from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
+from exactlyonce.engines.local.channels import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, Channel, LoopChannel
+from exactlyonce.engines.local.inputs import (
+    ChannelCapture,
+    ChannelInput,
+    FeedbackInput,
+    PacedInput,
+    RestoredInput,
+    Slices,
+    SourceInput,
+)
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet, slice_pace
 from exactlyonce.engines.runtime.assembler import TaskOperators
@@ -107,7 +114,7 @@ class Subtask:
     """The operators of one subtask between its inputs and outputs."""
 
     operators: TaskOperators
-    inputs: list[Input]
+    inputs: list[PacedInput]
     outputs: list[Channel]
     """The channels of each shuffle that begins here, to every downstream subtask."""
     fed: list[LoopChannel]
@@ -129,7 +136,7 @@ class Subtask:
 
     def __post_init__(self) -> None:
         self._loops = [source for source in self.inputs if isinstance(source, FeedbackInput)]
-        self._turn: deque[Input] = deque(source for source in self.inputs if not isinstance(source, FeedbackInput))
+        self._turn: deque[PacedInput] = deque(source for source in self.inputs if not isinstance(source, FeedbackInput))
         """The inputs of new records, which take turns."""
         self.alignment = Alignment(
             (source.name for source in self._turn),
@@ -272,7 +279,7 @@ class Subtask:
             self.restored = None
         return True
 
-    def _rounds(self) -> Sequence[Input]:
+    def _rounds(self) -> Sequence[PacedInput]:
         """The loop inputs to take from: restored records first."""
         if self._is_over:
             return []
@@ -290,7 +297,7 @@ class Subtask:
         """Whether too much goes round to take new records."""
         return self.going_round > ROUND_RECORDS_MAX or sum(loop.channel.size for loop in self._loops) > ROUND_BYTES_MAX
 
-    def _in_turn(self, rounds: Sequence[Input], *, crowded: bool) -> Iterator[Input]:
+    def _in_turn(self, rounds: Sequence[PacedInput], *, crowded: bool) -> Iterator[PacedInput]:
         """The inputs in the order in which to ask them."""
         if not self._came_round:
             yield from rounds
@@ -302,14 +309,14 @@ class Subtask:
         if self._came_round:
             yield from rounds
 
-    def _process(self, source: Input, batch: Batch) -> None:
+    def _process(self, source: PacedInput, batch: Batch) -> None:
         self.operators.take(source, batch)
         if (watermark := source.processed()) is not None:
             self.operators.advance(source, watermark)
         for outlet in self._outlets:
             outlet.took(len(batch.records))
 
-    def _barrier(self, source: Input, frame: Barrier) -> None:
+    def _barrier(self, source: PacedInput, frame: Barrier) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
         if frame.checkpoint > self.alignment.checkpoint_latest:

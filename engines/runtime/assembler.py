@@ -110,16 +110,6 @@ class TaskIO(Protocol):
         """The key groups whose state *node* may read; None: all that the subtask owns."""
 
 
-class BatchInput(Protocol):
-    """The input that a batch was taken from."""
-
-    @property
-    def push(self) -> Push: ...
-
-    def note(self, order: OrderRuns) -> None:
-        """Note the batch in *order*."""
-
-
 class WatermarkInput(Protocol):
     """The input that a watermark was taken from."""
 
@@ -127,6 +117,16 @@ class WatermarkInput(Protocol):
     def name(self) -> str: ...
     @property
     def port(self) -> Port | None: ...
+
+
+class TaskInput(WatermarkInput, Protocol):
+    """An ordered input of a subtask: some splits of a source, a channel, or restored records."""
+
+    @property
+    def push(self) -> Push: ...
+
+    def note(self, order: OrderRuns) -> None:
+        """Note the batch handed out last in *order*."""
 
 
 @dataclass
@@ -157,7 +157,7 @@ class TaskOperators:
     _told_ms: int = field(default=0, init=False)
     """The time that `clocked` know."""
 
-    def take(self, source: BatchInput, batch: Batch) -> None:
+    def take(self, source: TaskInput, batch: Batch) -> None:
         self.interrupt()
         self.tell_time(self._now_ms)
         if self.order is not None:
