@@ -1,4 +1,4 @@
 """The commit of pre-committed output for each family of sinks: `kafka`, and `stores` for any with a ledger. Pure.
 
-The seam that a leader sees is `decision.CommitProtocol`.
+The seam that a leader sees is `decision.CommitProtocol`. May import `decision`, and what that may.
 """

@@ -135,12 +135,15 @@ def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
 
 
-def folder_of(url: str, inner: str, what: str = STORAGE) -> FolderOfLargeFiles:
-    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*."""
+def folder_of(url: str, inner: str, what: str = STORAGE, *, makes_root: bool = False) -> FolderOfLargeFiles:
+    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*.
+
+    A local *url* must exist, lest a disk that is not mounted be taken for an empty one; or *makes_root* creates it.
+    """
     scheme, host, path = parts_of(url)
     match scheme:
         case "file":
-            return LocalFolder(Path("/", path), inner, what)
+            return LocalFolder(Path("/", path), inner, what, makes_root=makes_root)
         case "s3":
             return S3Folder(host, f"{path}/{inner}" if path else inner, what)
         case "hdfs":

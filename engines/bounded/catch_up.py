@@ -26,7 +26,7 @@ from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.splits import splittable_tasks
 from exactlyonce.engines.bounded.stages import refuse_unbounded
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
+from exactlyonce.engines.bounded.stop_offsets import first_part, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
@@ -48,6 +48,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.positions import LATEST, Position
 from exactlyonce.pipeline.sizes import counted
 
 FOLLOW_PAUSE_MIN_S = 0.1
@@ -184,7 +185,8 @@ class CatchUp:
     loaded: Loaded
     options: RunOptions
     progress: CatchUpProgress
-    stop_offsets: StopOffsets = field(default_factory=StopOffsets)
+    to: Position = LATEST
+    """Where it ends."""
     chunk_records: int | None = None
     """The most records of a checkpoint; None: by the number of units and the free staging room, see `chunk_records`."""
     _: KW_ONLY
@@ -415,7 +417,7 @@ class CatchUp:
 
     def _remaining(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
         """The ranges from *starts* to the stop offsets."""
-        return readings(starts, self.stop_offsets.ends(inputs, starts), inputs.others)
+        return readings(starts, stop_offsets(self.to, inputs, starts), inputs.others)
 
 
 def _offsets_in(ranges: Iterable[Reading]) -> int:

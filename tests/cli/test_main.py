@@ -83,7 +83,7 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--workers", "2"), "unrecognized arguments: --workers. Did you mean --parallelism?\n"),
         (("backfill", "a:b", "--until", "latest"), "unrecognized arguments: --until. Did you mean --to?\n"),
         (("run",), "the following arguments are required: MODULE:PIPELINE"),
-        (("run", "a:b", "--until", "never"), "argument --until: until is 'never': choose one of running, latest."),
+        (("run", "a:b", "--until", "never"), "argument --until: until is 'never'. Write one of: running, latest."),
         (("run", "a:b", "--parallelism", "two"), "argument --parallelism: parallelism is 'two': write a whole number."),
         (("run", "a:b", "--parallelism", "0"), "argument --parallelism: parallelism is 0: it must be at least 1."),
         (("run", "a:b", "--checkpoint-interval", "5"), "argument --checkpoint-interval: checkpoint_interval ("),

@@ -32,7 +32,7 @@ def check_stores(subject: Subject, findings: Findings) -> None:
         if view.growth:
             findings.add(
                 "stores", f"The table of sink {sink} {view.growth}", level=NOTE,
-                do="as it says, by a job beside the pipeline: docs/sinks/iceberg.md, Upkeep",
+                do="as it says, by a job beside the pipeline: docs/sinks/lakes.md, Upkeep",
             )  # fmt: skip
         if view.origin and subject.history is not None and subject.newest is not None:
             with findings.checking(f"the ledger of sink {sink}"):
