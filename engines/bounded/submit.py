@@ -20,7 +20,7 @@ from exactlyonce.engines.bounded.unit.comparison import compare_lane
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
 from exactlyonce.engines.bounded.unit.messages import Failure
-from exactlyonce.engines.bounded.unit.publish import publish
+from exactlyonce.engines.bounded.unit.outgoing import publish
 from exactlyonce.engines.bounded.unit.visible_lanes import read_partition
 from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from

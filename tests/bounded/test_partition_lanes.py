@@ -26,7 +26,7 @@ from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
 from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
 from exactlyonce.engines.bounded.replay.reproduce import agree, counts
 from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.bounded.unit import publish
+from exactlyonce.engines.bounded.unit import outgoing
 from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFile, StagedFiles, read_outputs
 from exactlyonce.engines.plan import plan
@@ -121,7 +121,7 @@ def test_an_audit_finds_what_is_wrong_in_a_partition(fed: Fed, tmp_path: Path, m
     fed.feed(800)
     loaded, tampering = load_pipeline("bounded_pipelines", "broad", fed.name), Tampering()
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "read_outputs", tampering)
+        patched.setattr(outgoing, "read_outputs", tampering)
         catch_up(fed, loaded, 3, tmp_path)
     report = audited(loaded, fed.config, tmp_path)
     assert tampering.done == {"copies", "out", "rounds-out"}
