@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSource
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.engines.spark.sink.options import parse_sink_options
-from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.position import SparkJob
 from exactlyonce.engines.spark.sink.task import Flushed, outputs_of, rows
 from exactlyonce.engines.spark.sink.writer import StreamWriter, TaskMessage
-from exactlyonce.sinks.kafka.open_transaction import TUNING, Failure, OpenTransaction, initialised
+from exactlyonce.sinks.kafka.open_transaction import TUNING, OpenTransaction, ProducerFailure, initialised
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -32,7 +32,7 @@ class PlainWriter(StreamWriter):
     def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
         """As `sink_task.write_task`, without a transaction."""
         topic = self.options.topic
-        config, failures = {**TUNING, **self.options.client().confluent()}, list[Failure]()
+        config, failures = {**TUNING, **self.options.client().confluent()}, list[ProducerFailure]()
         producer = initialised(config, topic, None, 0, failures.append)
         transaction = OpenTransaction("", producer, subject="plain", failures=failures)
         for batch in iterator:
@@ -40,7 +40,7 @@ class PlainWriter(StreamWriter):
                 transaction.write(name, outputs)
         transaction.flush()
         transaction.drop()
-        return TaskMessage(Flushed(0, Job(), Ack("", 0, 0)))
+        return TaskMessage(Flushed(0, SparkJob(), Ack("", 0, 0)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing to do."""

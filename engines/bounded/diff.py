@@ -22,7 +22,7 @@ from exactlyonce.engines.bounded.replay.recompute import require_same_topics, re
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_unbounded
 from exactlyonce.engines.bounded.stop_offsets import readings, stop_offsets, to_their_ends
-from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.submit import Executors, WorkListener
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
@@ -177,7 +177,7 @@ class Diff:
         """The offsets that each version reads; there may be fewer records."""
         return sum(reading.length for reading in self._ranges)
 
-    def run(self, executors: Executors, progress: Progress) -> DiffReport:
+    def run(self, executors: Executors, progress: WorkListener) -> DiffReport:
         """Compute and compare both versions. Raises `ConfigError` if the checkpoint expires meanwhile."""
         try:
             return self._run(executors, progress)
@@ -190,7 +190,7 @@ class Diff:
                 f"{self.name}`: a diff begins there. Or let it run with a larger --num-retained."
             ) from error
 
-    def _run(self, executors: Executors, progress: Progress) -> DiffReport:
+    def _run(self, executors: Executors, progress: WorkListener) -> DiffReport:
         for note in self._notes:
             progress.note(note)
         progress.began(self._base, 2 * self.offsets)

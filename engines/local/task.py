@@ -55,7 +55,7 @@ FETCH_BUDGET_S = 0.02
 """The time between two batches for reading restored state that no record has asked for yet."""
 
 
-class Due(NamedTuple):
+class DueSnapshot(NamedTuple):
     """A triggered checkpoint without a snapshot."""
 
     frame: Barrier
@@ -154,7 +154,7 @@ class Subtask:
         """Whether the batch taken last had gone round a loop."""
         self._last: int | None = None
         """The last checkpoint of the run: nothing is taken after it."""
-        self._due: deque[Due] = deque()
+        self._due: deque[DueSnapshot] = deque()
         """Checkpoints without a snapshot, oldest first."""
         self._barrier_s: dict[int, float] = {}
         """When the first barrier of each checkpoint came that has no snapshot yet."""
@@ -333,12 +333,12 @@ class Subtask:
     def triggered(
         self, frame: Barrier, overtakes_s: float | None, *, final: bool = False, completes: bool = False
     ) -> None:
-        """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken after it. *completes*: but
-        what is due goes on after it, for the next one."""
+        """The coordinator has triggered a checkpoint; see `DueSnapshot`. *final*: nothing is taken after it.
+        *completes*: but what is due goes on after it, for the next one."""
         self._last = frame.checkpoint if final else None
         self._completes_s = self.monotonic_s() + COMPLETES_WAIT_S if completes else None
         if frame.checkpoint > self.alignment.checkpoint_latest:
-            self._due.append(Due(frame, overtakes_s))
+            self._due.append(DueSnapshot(frame, overtakes_s))
 
     def overtake(self) -> bool:
         """Take the snapshots whose barriers overtake now; True if there was one."""

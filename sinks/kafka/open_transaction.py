@@ -77,7 +77,7 @@ _GRANT = (
 )
 
 
-class Failure(NamedTuple):
+class ProducerFailure(NamedTuple):
     """A record was not delivered, or a producer has failed."""
 
     reason: str
@@ -90,7 +90,7 @@ class Failure(NamedTuple):
         return self.kind(f"{subject}: {self.reason}", **facts)
 
 
-OnFailure = Callable[[Failure], None]
+OnFailure = Callable[[ProducerFailure], None]
 
 
 class SinkProducer(Protocol):
@@ -193,7 +193,7 @@ class OpenTransaction:
     checkpoint: int = 0
     subject: str = ""
     """Its name in errors."""
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ProducerFailure] = field(default_factory=list)
     """The reported ones, if nobody else takes them."""
 
     @classmethod
@@ -214,7 +214,7 @@ class OpenTransaction:
 
         Raises `SinkFailed`, or an error that another attempt would meet again.
         """
-        failures: list[Failure] = []
+        failures: list[ProducerFailure] = []
         subject = subject or f"transaction {transactional_id}"
         client = {**TUNING, **config.confluent(), **({} if partitioner is None else {SETTING: partitioner})}
         try:
@@ -279,30 +279,32 @@ class OpenTransaction:
             raise self.failures[0].error(self.subject)
 
 
-def refused(topic: str, outputs: Outputs, producer: SinkProducer, error: KafkaError) -> Failure:
+def refused(topic: str, outputs: Outputs, producer: SinkProducer, error: KafkaError) -> ProducerFailure:
     """The failure with which the client refuses the first of the rest of *outputs*."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and outputs.left:
         value, key = outputs.values[outputs.done], None if outputs.keys is None else outputs.keys[outputs.done]
         what = f"a record of {len(value or b'') + len(key or b''):,} bytes"
-        return Failure(too_large(topic, what), RecordError)
+        return ProducerFailure(too_large(topic, what), RecordError)
     return failure(topic, "a record could not be produced", why(producer, error))
 
 
-def failure(topic: str, what: str, error: KafkaError) -> Failure:
+def failure(topic: str, what: str, error: KafkaError) -> ProducerFailure:
     """The failure *what*, caused by *error*; its kind is final if another attempt would meet it again."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return Failure(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
+        return ProducerFailure(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
     if error.code() in _OF_A_BATCH:
-        return Failure(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
+        return ProducerFailure(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
     if error.code() == KafkaError.INVALID_TIMESTAMP:
-        return Failure(f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True)
+        return ProducerFailure(
+            f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True
+        )
     if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-        return Failure(f"{what}: {error.str()}. {_OUTDATED}", Outdated)
+        return ProducerFailure(f"{what}: {error.str()}. {_OUTDATED}", Outdated)
     if error.code() in _NOT_ALLOWED:
-        return Failure(
+        return ProducerFailure(
             f"{what}: {error.str()}. {_GRANT.format(topic=f'topic {topic!r}' if topic else 'its topics')}", ConfigError
         )
-    return Failure(f"{what}: {error.str()}", SinkFailed)
+    return ProducerFailure(f"{what}: {error.str()}", SinkFailed)
 
 
 def why(producer: Any, error: KafkaError) -> KafkaError:

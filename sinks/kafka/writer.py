@@ -32,9 +32,9 @@ from exactlyonce.connectors.kafka.partitioning import SETTING
 from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 from exactlyonce.sinks.kafka.open_transaction import (
-    Failure,
     OnFailure,
     OpenTransaction,
+    ProducerFailure,
     SinkProducer,
     failure,
     initialised,
@@ -269,7 +269,7 @@ class ProducingWriter(IntervalWriter, ABC):
         self._drained()
         return True
 
-    def _failed(self, failure: Failure) -> None:
+    def _failed(self, failure: ProducerFailure) -> None:
         reason = failure.reason
         if failure.of_times and self._times_ms is not None:
             earliest, latest = map(_shown_time, self._times_ms)
@@ -283,7 +283,7 @@ class ProducingWriter(IntervalWriter, ABC):
         except KafkaException as error:
             raise self._error_of(failure(self.topic, "no producer could be made", error.args[0])) from None
 
-    def _error_of(self, failure: Failure) -> ExactlyOnceError:
+    def _error_of(self, failure: ProducerFailure) -> ExactlyOnceError:
         """The first reported failure, which may be *failure*."""
         self._failed(failure)
         assert self._error is not None

@@ -15,7 +15,7 @@ from exactlyonce.checkpoint.records.manifest import Committable, Output
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.replay.recompute import topic_of
 from exactlyonce.engines.bounded.replay.replay_repair import mismatch, placed, places_of, share_of
-from exactlyonce.engines.bounded.replay.reproduce import Count, _commit, agree
+from exactlyonce.engines.bounded.replay.reproduce import ReplayedCount, _commit, agree
 from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, flat
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -107,8 +107,8 @@ def test_batches_are_taken_apart() -> None:
 
 
 def test_counts_agree_if_what_is_dealt_out_at_random_fills_the_rest() -> None:
-    def of(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
-        return [Count("out", "t", partition, count, decided) for partition, count, decided in replayed]
+    def of(*replayed: tuple[int | None, int, int | None]) -> list[ReplayedCount]:
+        return [ReplayedCount("out", "t", partition, count, decided) for partition, count, decided in replayed]
 
     assert agree(of((0, 3, 3), (1, 2, 2)))
     assert agree(of((0, 1, 3), (1, 2, 2), (None, 2, None)))

@@ -29,7 +29,7 @@ from exactlyonce.engines.bounded.replay.recompute import (
     topic_of,
 )
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.submit import Executors, WorkListener
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline import sizes
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
@@ -44,7 +44,7 @@ VISIBLE_POLL_S = 0.01
 
 
 @dataclass
-class Count:
+class ReplayedCount:
     """The number of a sink's records in a partition: recomputed, and by the broker's count at the decision."""
 
     sink: str
@@ -66,7 +66,7 @@ class Replayed:
     records: int
     skipped: int
     """Records left out, as by the run."""
-    counts: list[Count]
+    counts: list[ReplayedCount]
     produced: int
     """Records written into the named topic."""
 
@@ -108,7 +108,7 @@ class Replay:
         """The offsets of the interval; there may be fewer records."""
         return self._interval.offsets
 
-    def run(self, executors: Executors, progress: Progress) -> Replayed:
+    def run(self, executors: Executors, progress: WorkListener) -> Replayed:
         """Recompute, count, and produce if asked to."""
         interval, client, produced = self._interval, self._client, 0
         manifest = interval.manifest
@@ -131,9 +131,9 @@ def _chosen(manifest: Manifest, sink: str | None) -> str:
     return str(sink)
 
 
-def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:
+def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[ReplayedCount]:
     """The counts of each sink and partition; *history* are the decisions by now."""
-    counted: list[Count] = []
+    counted: list[ReplayedCount] = []
     for sink in (output.sink for output in manifest.sinks):
         if manifest.partitions_of(sink) is not None:
             known = Counter[int | None]({lane: again.count(sink, lane) for lane in again.lanes(sink)})
@@ -155,7 +155,7 @@ def _replayed(sink: str, again: Recomputed, partition_of: Partitioner, partition
     )
 
 
-def _counts_of(sink: str, manifest: Manifest, replayed: Counter[int | None]) -> list[Count]:
+def _counts_of(sink: str, manifest: Manifest, replayed: Counter[int | None]) -> list[ReplayedCount]:
     """The counts of one sink."""
     topic, _ = topic_of(manifest, sink)
     decided = Counter[int]()
@@ -164,11 +164,11 @@ def _counts_of(sink: str, manifest: Manifest, replayed: Counter[int | None]) -> 
             decided.update({written.partition: written.count for written in committable.written})
     at_random = replayed.pop(None, 0)
     places = sorted({*decided, *(partition for partition in replayed if partition is not None)})
-    counted = [Count(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
-    return [*counted, Count(sink, topic, None, at_random, None)] if at_random else counted
+    counted = [ReplayedCount(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
+    return [*counted, ReplayedCount(sink, topic, None, at_random, None)] if at_random else counted
 
 
-def agree(counted: list[Count]) -> bool:
+def agree(counted: list[ReplayedCount]) -> bool:
     """Whether a replay gave as many records as were decided, as far as partitions are foretold."""
     at_random = Counter({count.sink: count.replayed for count in counted if count.partition is None})
     for sink in {count.sink for count in counted}:

@@ -139,7 +139,7 @@ class Published(msgspec.Struct, frozen=True):
     label: str
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class UnitFailure(msgspec.Struct, frozen=True, tag="failure"):
     """Work that a retry would not fix: the name of an error of `pipeline.errors`, its text and facts."""
 
     error: str

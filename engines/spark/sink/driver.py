@@ -47,7 +47,7 @@ from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.external_checks.preflight import MADE_ANEW, output_gone
 from exactlyonce.engines.external_checks.stores import Stores
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job, Position, Tally, rows_decided
+from exactlyonce.engines.spark.sink.position import Position, SparkJob, Tally, rows_decided
 from exactlyonce.engines.spark.sink.task import SINK, Assignment, Flushed
 from exactlyonce.pipeline.errors import (
     ConfigError,
@@ -377,7 +377,7 @@ class SinkDriver:
 
     # --- after a job ----------------------------------------------------------------------------------------------
 
-    def commit(self, job: Job, flushed: Sequence[Flushed]) -> None:
+    def commit(self, job: SparkJob, flushed: Sequence[Flushed]) -> None:
         """Decide *job*, unless it is decided, and commit it.
 
         Raises `SinkFailed` if it was not decided, and `Halt` if it was decided with other rows.
@@ -420,7 +420,7 @@ class SinkDriver:
         self._connections.drive(leader.transactions.sweep())
         self._settled = flushed[0].attempt
 
-    def _refuse_mixed(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed]) -> None:
+    def _refuse_mixed(self, leader: Leader, job: SparkJob, position: Position, written: Sequence[Flushed]) -> None:
         """Raise unless staged rows are for the next decision, and a `foreachBatch` function writes to one store only.
 
         A successor could not finish another store."""
@@ -493,7 +493,9 @@ class SinkDriver:
         if newest is not None and newest.incarnation != incarnation:
             raise fenced(self.options.sink_id, incarnation, newest)
 
-    def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
+    def _decide(
+        self, leader: Leader, job: SparkJob, position: Position, written: Sequence[Flushed], tally: Tally
+    ) -> None:
         """Decide *job*, even if nothing was written: a batch without rows, or one that was written before."""
         now_ms = self._connections.clock.now_ms()
         opened = [(precommit, task.opened_ms) for task in written for precommit in task.ack.precommits]

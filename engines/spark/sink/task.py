@@ -38,7 +38,7 @@ from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.cut import flush
 from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job, Position, Tally, tally_of
+from exactlyonce.engines.spark.sink.position import Position, SparkJob, Tally, tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError, StoreError, StoreUnavailable
@@ -87,7 +87,7 @@ class Flushed(msgspec.Struct, frozen=True):
     """A task's message to the driver."""
 
     incarnation: int
-    job: Job
+    job: SparkJob
     ack: Ack
     """Its output, if it has any: a transaction, or rows that are staged for a store."""
     tally: Tally = Tally()
@@ -107,7 +107,7 @@ class Flushed(msgspec.Struct, frozen=True):
 def write_task(
     options: SinkOptions,
     assignment: Assignment,
-    job: Job,
+    job: SparkJob,
     partition: int,
     attempt: int,
     batches: Iterable[RecordBatch],
@@ -234,7 +234,7 @@ def _pairs(headers: list[Mapping[str, Any] | None] | None) -> list[tuple[str, by
 def write_store_task(
     options: SinkOptions,
     assignment: Assignment,
-    job: Job,
+    job: SparkJob,
     partition: int,
     tried_before: bool,
     batches: Iterable[RecordBatch],

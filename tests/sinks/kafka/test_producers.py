@@ -95,7 +95,7 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(settings)
         return NoProducer()
 
-    def failed(failure: open_transaction.Failure) -> None:
+    def failed(failure: open_transaction.ProducerFailure) -> None:
         raise AssertionError(failure.reason)
 
     monkeypatch.setattr(open_transaction, "make_producer", make)
