@@ -119,6 +119,22 @@ class IntervalWriter:
         """Nothing is in progress."""
 
 
+@dataclass(frozen=True)
+class WaitingWriter:
+    """Gives outputs to a writer where nothing else is to be done, and so waits while that has no room."""
+
+    writer: SinkWriter
+    wait: Callable[[], object]
+    """Waits a moment for what the writer has in flight elsewhere."""
+
+    def write(self, outputs: Any) -> None:
+        self.writer.write(outputs)
+        self.writer.poll()
+        while not self.writer.room:
+            self.wait()
+            self.writer.poll()
+
+
 class GrantedWriter(SinkWriter, Protocol):
     """A writer that uses only transactional ids granted by the coordinator; see `Sink.transactional`."""
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 
-from exactlyonce.checkpoint.block_storage import AttemptBlocks, BlockStorage
+from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -56,7 +57,7 @@ from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.writer import KafkaProducers
-from exactlyonce.sinks.writer import SinkEncoder, SinkWriter, WritesToTopic
+from exactlyonce.sinks.writer import SinkEncoder, WaitingWriter, WritesToTopic
 
 QUEUE_KILOBYTES = 65_536
 QUEUE_KILOBYTES_MIN = 4_096
@@ -320,7 +321,7 @@ class Assembly:
             return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _Nowhere(node.id)
         clients = _Clients(self._config, self._producers)
         opened = self._assembler.open_sink(node, self.operators, clients=clients, blocks=self.blocks)
-        waiting = _Waiting(opened.writer, self.blocks.attempt)
+        waiting = WaitingWriter(opened.writer, partial(self.blocks.attempt.poll, WAIT_S))
         return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
 
     def _stage_output(
@@ -349,21 +350,6 @@ def _sent_to(
         if sent.edge in edges and (frames := files.frames(sent.file, subtask)) is not None:
             found.setdefault((sent.edge, sent.sender), []).append(frames)
     return found
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A writer whose writes wait until it has room."""
-
-    writer: SinkWriter
-    blocks: AttemptBlocks
-
-    def write(self, outputs: Any) -> None:
-        self.writer.write(outputs)
-        self.writer.poll()
-        while not self.writer.room:
-            self.blocks.poll(WAIT_S)
-            self.writer.poll()
 
 
 @dataclass(frozen=True)

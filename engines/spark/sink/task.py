@@ -45,7 +45,15 @@ from exactlyonce.pipeline.errors import RecordError, StoreError, StoreUnavailabl
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkFailed, SinkWriter, WriterContext, opens_none
+from exactlyonce.sinks.writer import (
+    FlushedInterval,
+    Opened,
+    SinkFailed,
+    SinkWriter,
+    WaitingWriter,
+    WriterContext,
+    opens_none,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -342,12 +350,7 @@ class _Writing:
             outputs = self.opened.encoder.encode(records)
         except (TypeError, ValueError) as error:
             raise self._first_refused(records, error) from None
-        writer = self.opened.writer
-        writer.write(outputs)
-        writer.poll()
-        while not writer.room:
-            self.blocks.wait()
-            writer.poll()
+        WaitingWriter(self.opened.writer, self.blocks.wait).write(outputs)
 
     def _first_refused(self, records: list[Any], error: Exception) -> _Refused:
         """The first record that cannot be encoded: encoding has no effects, so it is repeated one by one."""
