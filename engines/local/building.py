@@ -125,7 +125,7 @@ class _Builder:
         written = start.spec.manifest.attempt if start.spec.manifest.incarnation == start.spec.incarnation else 0
         self.fruitless = start.spec.attempt - written
         """The restarts of this incarnation since the last completed checkpoint."""
-        self.bounds = OVERTAKING if start.unaligned else ALIGNED
+        self.bounds = OVERTAKING if start.settings.unaligned else ALIGNED
         self.processing_s = clients.processing_s
         self.assembler = Assembler(
             plan, start.spec, start.subtask, clients.block_reader(), parts.backend, parts.activity, parts.notes
@@ -168,8 +168,7 @@ class _Builder:
     def task(self, task: Task) -> None:
         self.operators = operators = TaskOperators(task.name, self.start.subtask)
         operators.answers.asks_alone = self.fruitless >= ASKS_ALONE_AFTER
-        if self.start.checkpoint_timeout_ms:
-            operators.answers.repeats_for_s = self.start.checkpoint_timeout_ms / 1000 / 3
+        operators.answers.repeats_for_s = self.start.settings.timeout_ms / 1000 / 3
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
         in_flight = [node.calls.in_flight for node in task.nodes if node.calls is not None]
         self.least = min(max(in_flight, default=1), BATCH_RECORDS_MAX)
@@ -188,7 +187,7 @@ class _Builder:
                 monotonic_s=self.clients.monotonic_s,
                 processing_s=self.processing_s,
                 now_ms=self.clients.clock.now_ms,
-                exactly_once=self.start.mode == EXACTLY_ONCE,
+                exactly_once=self.start.settings.mode == EXACTLY_ONCE,
                 firing_slices=partial(self._firing_slices, self.least),
                 least=self.least,
                 incremental=self.start.spec.incremental,
@@ -291,7 +290,7 @@ class _Builder:
             self.operators,
             clients=self.clients,
             blocks=self.parts.blocks,
-            slots=start.slots,
+            slots=start.settings.slots,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
             note=self.parts.notes.add,
         )

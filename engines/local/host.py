@@ -276,20 +276,17 @@ class LocalHost:
             worker.connection.send(self._start_message(worker.subtask, attempt, manifest, names[worker.subtask]))
 
     def _start_message(self, subtask: int, attempt: int, manifest: Manifest, channels: dict[str, int]) -> msg.Start:
-        connections, checkpoint = self._connections, self._options.checkpoint
+        connections, options = self._connections, self._options
         return msg.Start(
             spec=connections.task_spec(attempt, manifest),
             subtask=subtask,
-            client=dict(self._options.client.settings),
+            client=dict(options.client.settings),
             offsets=connections.pipeline_topics.offsets,
             targets=connections.pipeline_topics.inputs.targets,
-            mode=checkpoint.mode,
-            unaligned=checkpoint.unaligned,
-            state=self._options.state,
-            slots=checkpoint.slots,
+            settings=options.checkpoint,
+            state=options.state,
             transaction_timeout_ms=connections.transaction_timeout_ms,
             channels=channels,
-            checkpoint_timeout_ms=checkpoint.timeout_ms,
         )
 
     @property

@@ -15,6 +15,7 @@ import msgspec
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.runtime.notes import Repeated
 from exactlyonce.engines.runtime.task_spec import TaskSpec
@@ -30,16 +31,11 @@ class Start(msgspec.Struct, tag=True, kw_only=True):
     """The next offset to read, by source and split."""
     targets: dict[str, dict[int, int]]
     """The offset to stop at, by source and partition; a source without its own runs on."""
-    mode: str
-    """This and the next: see `CheckpointSettings`."""
-    unaligned: bool
+    settings: CheckpointSettings
     state: StateSettings
-    slots: int
     transaction_timeout_ms: int
     channels: dict[str, int]
     """File descriptors by channel name: this worker writes to "out:...", and reads from "in:..."."""
-    checkpoint_timeout_ms: int = 0
-    """See `CheckpointSettings.timeout_ms`; 0: none."""
 
 
 class Trigger(msgspec.Struct, tag=True):

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from confluent_kafka import Message
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from exactlyonce.testing.simulation.faults import Faults, Load, OutsideBlocks
 
 ANSWERED_WITHIN_MS = 5_000
+SERVICES_TIMEOUT_MS = 1_000_000_000
+"""The timeout of checkpoints as workers know it: a service that is away is asked for as long as it takes."""
 
 
 class Thread:
@@ -197,9 +200,9 @@ class SimulatedWorld:
             incremental=self.settings.incremental, output_partitions=self.output_partitions_by_sink,
         )  # fmt: skip
         return msg.Start(
-            spec=spec, subtask=index, client={}, offsets=attempt.offsets, targets=targets, mode=self.settings.mode,
-            unaligned=self.settings.unaligned, state=self.state_settings(attempt), slots=self.settings.slots,
-            channels={}, transaction_timeout_ms=self.transaction_timeout_ms,
+            spec=spec, subtask=index, client={}, offsets=attempt.offsets, targets=targets,
+            settings=msgspec.structs.replace(self.settings, timeout_ms=SERVICES_TIMEOUT_MS),
+            state=self.state_settings(attempt), channels={}, transaction_timeout_ms=self.transaction_timeout_ms,
         )  # fmt: skip
 
     @property
