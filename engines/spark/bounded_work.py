@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Unpack
 
-
 StopAt = str | datetime | Mapping[str, Mapping[int, int]]
 """Where bounded work ends: see `exactlyonce backfill --to`."""
 
