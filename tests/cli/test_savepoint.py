@@ -131,7 +131,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="refuses: Not a directory"):
+    with pytest.raises(ConfigError, match="cannot be made, for a file is where a folder is needed"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/file/kept"]))
     (tmp_path / "file").unlink()
     with pytest.raises(RuntimeError, match="looked for"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.requests import Outcome
-from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines import asking
 from exactlyonce.engines.savepoints import exported, retained
 from exactlyonce.engines.short_incarnation import short_incarnation
@@ -66,31 +66,32 @@ def test_a_run_that_begins_while_one_is_deleted(orders: Orders, monkeypatch: pyt
     assert first in orders.history().savepoints
 
 
-PUT = LocalFolder.put
+PUT = LocalStore.put
 
 
-def full(folder: LocalFolder, name: str, content: bytes, aside: str) -> None:
+def full(folder: LocalStore, name: str, content: bytes, aside: str) -> None:
     PUT(folder, name, content, aside)
     raise StorageUnavailable(f"{folder.url} is full: make room there.")
 
 
 def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing place takes no savepoint. A later failure keeps it and says how to delete it."""
+    """A place that can be no folder takes no savepoint. A later failure keeps it and says how to delete it."""
     monkeypatch.setattr(exported, "AWAY_TIMEOUT_S", -1.0)  # it is not asked for half a minute
     backups = tmp_path / "backups"
     line = ("savepoint", orders.name, "--to", f"file://{backups}")
     with orders.running() as run:
-        orders.command.refused("create the folder, or mount it", *line)
+        backups.touch()
+        orders.command.refused("a file is where a folder is needed", *line)
         assert not any(each.is_savepoint for each in orders.history().retained)
-        backups.mkdir()
+        backups.unlink()
         with monkeypatch.context() as patched:
-            patched.setattr(LocalFolder, "put", full)
+            patched.setattr(LocalStore, "put", full)
             failed = orders.command(*line)
         (kept,) = [each.checkpoint for each in orders.history().retained if each.is_savepoint]
         assert run.stop() == 0
     assert (failed.code, f"savepoints delete {orders.name} {kept}`" in failed.err) == (4, True), failed
     with monkeypatch.context() as patched:
-        patched.setattr(LocalFolder, "put", full)
+        patched.setattr(LocalStore, "put", full)
         orders.command.refused("is full", *line, code=4)
     assert list(backups.iterdir()) == []
     orders.command.done(*line)

@@ -10,8 +10,8 @@ from threading import enumerate as enumerate_threads
 import pytest
 from waiting import until
 
-from exactlyonce.connectors.blocks import hdfs
-from exactlyonce.connectors.blocks.hdfs import HdfsFolder
+from exactlyonce.connectors.filestore import hdfs
+from exactlyonce.connectors.filestore.hdfs import HdfsStore
 from exactlyonce.pipeline.errors import StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -35,7 +35,7 @@ def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
         Thread(target=accept, daemon=True).start()
         (timer := Timer(LIMIT_S, end)).start()
-        folder = HdfsFolder(f"127.0.0.1:{listener.getsockname()[1]}", "prod", "x")
+        folder = HdfsStore(f"127.0.0.1:{listener.getsockname()[1]}", "prod", "x")
         for _ in range(2):
             with pytest.raises(StorageUnavailable, match=r"has not answered for"):
                 folder.get("block")

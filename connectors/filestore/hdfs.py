@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
+from exactlyonce.connectors.filestore.store import STORAGE, NewFile, RenamingStore, Retries, StoredFile
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
@@ -45,11 +45,8 @@ _FULL = ("QuotaExceededException", "No space left")
 _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
 
 
-class HdfsFolder:
-    """The folder *inner* below *root*, at the name node or the name service *host*: a `Folder`, and a `Tree`.
-
-    Errors begin with *what*.
-    """
+class HdfsStore(RenamingStore):
+    """The folder *inner* below *root*, at the name node or the name service *host*. Errors begin with *what*."""
 
     def __init__(self, host: str, root: str, inner: str, what: str = STORAGE) -> None:
         self._host, self._root = host, f"/{root}" if root else ""
@@ -60,19 +57,22 @@ class HdfsFolder:
         self._made: Any = None
         self._given_up: list[Future[Any]] = []
 
-    def check(self) -> None:
+    def check(self, folder: str = "") -> None:
+        path = f"{self._path}/{folder}".rstrip("/")
+
         def probed(client: Any) -> None:
-            client.mkdirs(self._path, create_parent=True)
-            _write(client, probe := f"{self._path}/probe-{secrets.token_hex(4)}", b"probe")
+            client.mkdirs(path, create_parent=True)
+            _write(client, probe := f"{path}/probe-{secrets.token_hex(4)}", b"probe")
             client.delete(probe)
 
-        self._asked(probed)
+        self.asked(probed)
 
-    def put(self, name: str, content: bytes, aside: str) -> None:
-        self.put_new(name, content, aside)
-
-    def put_new(self, name: str, content: bytes, aside: str) -> bool:
+    def put(self, name: str, content: bytes | BinaryIO, aside: str) -> bool:
         path, temporary = f"{self._path}/{name}", f"{self._path}/{aside}"
+        if "/" in name:
+            self.make(name.rpartition("/")[0])
+        if not isinstance(content, bytes):
+            return self._put_in_parts(path, content, temporary)
 
         def written(client: Any) -> bool:
             try:
@@ -82,63 +82,30 @@ class HdfsFolder:
                 raise
             return _rename(client, temporary, path)
 
-        return self._asked(written)
+        return self.asked(written)
 
-    def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
+    def _put_in_parts(self, path: str, file: BinaryIO, temporary: str) -> bool:
         file.seek(0)
-        new = self.create(aside)
+        new = _HdfsNewFile(self, "", temporary)
         try:
             while part := file.read(PART_BYTES):
                 new.write(part)
-            new.close()
-            self._asked(lambda client: _rename(client, f"{self._path}/{aside}", f"{self._path}/{name}"))
+            new.sync()
+            return self.asked(lambda client: _rename(client, temporary, path))
         except ExactlyOnceError:
             with suppress(ExactlyOnceError):
-                self._asked(lambda client: _delete_or_leave(client, f"{self._path}/{aside}"))
+                self.asked(lambda client: _delete_or_leave(client, temporary))
             raise
 
-    def create(self, name: str) -> HdfsFile:
-        """A new file, which replaces nothing."""
-        return HdfsFile(self._asked, self._asked(lambda client: client.create(f"{self._path}/{name}")))
-
-    def rename_new(self, old: str, new: str) -> None:
-        """Rename *old*, which replaces nothing. FileExistsError if *new* exists, FileNotFoundError without *old*."""
-
-        def rename(client: Any) -> OSError | None:
+    def names_in(self, folder: str) -> list[str]:
+        def listed(client: Any) -> list[str]:
             try:
-                client.rename(f"{self._path}/{old}", f"{self._path}/{new}")
-            except (FileExistsError, FileNotFoundError) as error:
-                return error
-            return None
-
-        if (error := self._asked(rename)) is not None:
-            raise error
-
-    def size(self, name: str) -> int | None:
-        """The size of a file; None without one."""
-        file = self.look(name)
-        return None if file is None else file.size
-
-    def make(self, inner: str) -> None:
-        """Create a folder, and all around it."""
-        self._asked(lambda client: client.mkdirs(f"{self._path}/{inner}", create_parent=True))
-
-    def children(self, inner: str) -> dict[str, int]:
-        def listed(client: Any) -> dict[str, int]:
-            try:
-                statuses = list(client.list_status(f"{self._path}/{inner}".rstrip("/")))
+                statuses = list(client.list_status(f"{self._path}/{folder}".rstrip("/")))
             except FileNotFoundError:
-                return {}
-            return {status.path.rpartition("/")[2]: status.modification_time for status in statuses}
+                return []
+            return [status.path.rpartition("/")[2] for status in statuses]
 
-        return self._asked(listed)
-
-    def remove_tree(self, inner: str) -> None:
-        def remove(client: Any) -> None:
-            with suppress(FileNotFoundError):
-                client.delete(f"{self._path}/{inner}", recursive=True)
-
-        self._asked(remove)
+        return self.asked(listed)
 
     def get(self, name: str) -> bytes | None:
         def read(client: Any) -> bytes | None:
@@ -148,7 +115,7 @@ class HdfsFolder:
                 return None
             return content
 
-        return self._asked(read)
+        return self.asked(read)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes | None:
         def read(client: Any) -> bytes | None:
@@ -160,30 +127,28 @@ class HdfsFolder:
             content: bytes = file.read_range(offset, wanted) if wanted > 0 else b""
             return content
 
-        return self._asked(read)
+        return self.asked(read)
 
     def files(self) -> Iterator[StoredFile]:
         def listed(client: Any) -> list[StoredFile]:
             try:
-                statuses = list(client.list_status(self._path))
+                statuses = list(client.list_status(self._path or "/"))
             except FileNotFoundError:
                 return []
             files = (status for status in statuses if not status.isdir)
-            return [StoredFile(file.path.rpartition("/")[2], file.length, file.modification_time) for file in files]
+            return [_stored(file.path.rpartition("/")[2], file) for file in files]
 
-        yield from self._asked(listed)
+        yield from self.asked(listed)
 
     def look(self, name: str) -> StoredFile | None:
-        """One file; None: it is not there."""
-
         def looked(client: Any) -> StoredFile | None:
             try:
                 file = client.get_file_info(f"{self._path}/{name}")
             except FileNotFoundError:
                 return None
-            return StoredFile(name, file.length, file.modification_time)
+            return _stored(name, file)
 
-        return self._asked(looked)
+        return self.asked(looked)
 
     def remove(self, names: Iterable[str]) -> None:
         def removed(client: Any, name: str) -> None:
@@ -191,7 +156,14 @@ class HdfsFolder:
                 client.delete(f"{self._path}/{name}")
 
         for name in names:
-            self._asked(partial(removed, name=name))
+            self.asked(partial(removed, name=name))
+
+    def remove_all(self, folder: str) -> None:
+        def remove(client: Any) -> None:
+            with suppress(FileNotFoundError):
+                client.delete(f"{self._path}/{folder}", recursive=True)
+
+        self.asked(remove)
 
     def remove_folder(self) -> bool:
         def remove(client: Any) -> bool:
@@ -202,7 +174,27 @@ class HdfsFolder:
                     folder = folder.rpartition("/")[0]
             return removed
 
-        return self._asked(remove)
+        return self.asked(remove)
+
+    # --- files that wait to be published
+
+    def make(self, folder: str) -> None:
+        self.asked(lambda client: client.mkdirs(f"{self._path}/{folder}".rstrip("/"), create_parent=True))
+
+    def create(self, at: str, staged: str, path: str, retries: Retries) -> NewFile:
+        return _HdfsNewFile(self, staged, f"{self._path}/{at}/{staged}")  # not tried again: it may have been created
+
+    def rename_new(self, old: str, new: str) -> bool:
+        def rename(client: Any) -> bool:
+            try:
+                client.rename(f"{self._path}/{old}", f"{self._path}/{new}")
+            except (FileExistsError, FileNotFoundError):
+                return False
+            return True
+
+        return self.asked(rename)
+
+    # --- requests
 
     def _client(self) -> Any:
         """Created with the first request: not every process of a pipeline makes one."""
@@ -213,7 +205,8 @@ class HdfsFolder:
                 self._made = hdfs_native.Client(f"hdfs://{self._host}", CLIENT)
             return self._made
 
-    def _asked(self, ask: Callable[[Any], R]) -> R:
+    def asked(self, ask: Callable[[Any], R]) -> R:
+        """The answer to a request, for which the client is asked in a thread of its own."""
         client, answer = None, Future[R]()
         with self._lock:
             self._given_up = [request for request in self._given_up if not request.done()]
@@ -240,23 +233,30 @@ class HdfsFolder:
             raise StorageUnavailable(f"{self._named} does not answer: {reason}") from error
 
 
-class HdfsFile:
-    """A file that is written sequentially; each call is a request with a timeout of its own."""
+class _HdfsNewFile(NewFile):
+    """Each part is a request with a timeout of its own. The file replaces nothing."""
 
-    def __init__(self, ask: Callable[[Callable[[Any], None]], None], file: Any) -> None:
-        self._ask, self._file = ask, file
+    def __init__(self, store: HdfsStore, staged: str, path: str) -> None:
+        super().__init__(staged, PART_BYTES)
+        self._store, self._file = store, store.asked(lambda client: client.create(path))
 
-    def write(self, content: bytes) -> None:
-        self._ask(lambda client: self._file.write(content))
+    def _put(self, part: bytes | memoryview) -> None:
+        self._store.asked(lambda client: self._file.write(part))
 
-    def close(self) -> None:
+    def sync(self) -> None:
         """Once it returns, the data nodes have all bytes on disk, and the name node knows the end."""
+        if rest := self._last():
+            self._put(rest)
 
         def close(client: Any) -> None:
             self._file.hsync()
             self._file.close()
 
-        self._ask(close)
+        self._store.asked(close)
+
+
+def _stored(name: str, status: Any) -> StoredFile:
+    return StoredFile(name, status.length, status.modification_time)
 
 
 def _write(client: Any, path: str, content: bytes) -> None:

@@ -3,6 +3,10 @@
 Keys, tokens, region and endpoint have the sources of every AWS client: the environment (`AWS_ACCESS_KEY_ID`,
 `AWS_ENDPOINT_URL` ...), its configuration files, the role of the machine. Invariants: one request puts a file, whole or
 not at all; it replaces nothing; the library repeats no request.
+
+A waiting file is a multipart upload under its last name, which readers do not see. Its parts are durable at `sync`; the
+request that completes it publishes it, from any process, and replaces nothing. Invariant: before the first upload in a
+staged folder that folder has a file, so that an upload without one has no owner.
 """
 
 from __future__ import annotations
@@ -10,12 +14,25 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from functools import partial
 from itertools import islice
-from typing import Any, BinaryIO, NamedTuple
+from threading import BoundedSemaphore
+from typing import Any, BinaryIO
 
-from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
+import msgspec
+
+from exactlyonce.connectors.filestore.store import (
+    STORAGE,
+    FileStore,
+    NewFile,
+    Retries,
+    StoredFile,
+    Upload,
+    WaitingFile,
+)
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
 
@@ -23,6 +40,12 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 20
 CONNECTIONS_MAX = 32
 REMOVED_AT_ONCE = 1_000
 """The protocol's limit."""
+PART_BYTES = 8 << 20
+"""Of an upload; S3 wants 5 MiB at least."""
+PARTS_AT_ONCE = 4
+"""The parts of uploads that are on their way, and in memory."""
+TOKEN = "exactlyonce"
+"""The metadata that proves whose upload a file was."""
 _NO_BUCKET = ("NoSuchBucket",)
 _NO_FILE = ("NoSuchKey", "404")
 _BEHIND_END = ("InvalidRange", "416")
@@ -52,34 +75,10 @@ _NOT_KNOWN = (
     *("SignatureDoesNotMatch", "AuthorizationHeaderMalformed"),
 )
 _WRONG = (
-    *(
-        "InvalidPart",
-        "InvalidPartOrder",
-        "EntityTooSmall",
-        "EntityTooLarge",
-        "InvalidBucketName",
-        "KeyTooLongError",
-        "PermanentRedirect",
-        "301",
-    ),
-    "IllegalLocationConstraintException",
+    *("InvalidPart", "InvalidPartOrder", "EntityTooSmall", "EntityTooLarge", "InvalidBucketName", "KeyTooLongError"),
+    *("PermanentRedirect", "301", "IllegalLocationConstraintException"),
 )
 """The codes of permanent errors."""
-
-
-class Upload(NamedTuple):
-    """A multipart upload that is under way."""
-
-    name: str
-    """That of its file."""
-    id: str
-    age_ms: int
-    """By the store's clock."""
-
-
-class StoredObject(NamedTuple):
-    size: int
-    metadata: Mapping[str, str]
 
 
 _lock = threading.Lock()
@@ -109,42 +108,35 @@ def _file_system(named: str) -> Any:
         return made
 
 
-class S3Folder:
-    """The keys that begin with *prefix* and a slash, in *bucket*: a `Folder`, a `Tree`, and multipart uploads.
+class S3Store(FileStore):
+    """The keys that begin with *prefix* and a slash, in *bucket*. Errors begin with *what*."""
 
-    Errors begin with *what*.
-    """
+    removers = (
+        "another program or a lifecycle rule of the bucket has removed or aborted it; `exactlyonce doctor` tells of "
+        "such a rule. Keep these out of"
+    )
 
     def __init__(self, bucket: str, prefix: str, what: str = STORAGE) -> None:
         self._bucket, self._prefix = bucket, f"{prefix}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._named = f"{what} {self.url}"
+        self._owners = set[str]()
+        """Staged folders that have a file."""
+        self.parts = ThreadPoolExecutor(PARTS_AT_ONCE, "parts")
+        self.room = BoundedSemaphore(PARTS_AT_ONCE)
 
-    def check(self) -> None:
-        self.put("probe", b"probe", "")
-        self.get("probe")
-        self._asked("delete_object", Key=f"{self._prefix}probe")
+    def check(self, folder: str = "") -> None:
+        probe = f"{folder}/probe".lstrip("/")
+        self.put(probe, b"probe", "")
+        self.get(probe)
+        self._asked("delete_object", Key=self._prefix + probe)
         self._asked("list_objects_v2", Prefix=self._prefix, MaxKeys=1)
 
-    def put(self, name: str, content: bytes, aside: str) -> None:
-        self._put(name, content)
-
-    def put_file(self, name: str, file: BinaryIO, aside: str) -> None:
-        file.seek(0)
-        self._put(name, file)
-
-    def put_new(self, name: str, content: bytes, aside: str) -> bool:
-        return self._put(name, content)
-
-    def _put(self, name: str, content: bytes | BinaryIO) -> bool:
-        """False: the file exists."""
-        try:
-            self._call("put_object", Key=self._prefix + name, Body=content, IfNoneMatch="*")
-        except _Answered as answer:
-            if answer.code not in _THERE:  # else an earlier attempt may have put it, and lost its answer
-                raise answer.error from answer
-            return False
-        return True
+    def put(self, name: str, content: bytes | BinaryIO, aside: str) -> bool:
+        if not isinstance(content, bytes):
+            content.seek(0)
+        answer = self._asked("put_object", _THERE, Key=self._prefix + name, Body=content, IfNoneMatch="*")
+        return answer is not None  # else an earlier attempt may have put it, and lost its answer
 
     def get(self, name: str) -> bytes | None:
         return self._content(name)
@@ -182,14 +174,16 @@ class S3Folder:
             written_at_ms = int(entry["LastModified"].timestamp() * 1000)
             yield StoredFile(entry["Key"][len(self._prefix) :], entry["Size"], written_at_ms, _tag(entry))
 
-    def children(self, inner: str) -> dict[str, int]:
-        start = f"{inner}/" if inner else ""
-        found: dict[str, int] = {}
-        for listing in self._listings("list_objects_v2", Prefix=self._prefix + start, Delimiter="/"):
-            found |= {file.name[len(start) :]: file.written_at_ms for file in self._stored(listing)}
-            folders = (folder["Prefix"][len(self._prefix + start) : -1] for folder in listing.get("CommonPrefixes", ()))
-            found |= dict.fromkeys(folders, 0)
-        return found
+    def names_in(self, folder: str) -> list[str]:
+        start = f"{self._prefix}{folder}/" if folder else self._prefix
+        names: list[str] = []
+        for listing in self._listings("list_objects_v2", Prefix=start, Delimiter="/"):
+            names += (entry["Key"][len(start) :] for entry in listing.get("Contents", ()))
+            names += (inner["Prefix"][len(start) : -1] for inner in listing.get("CommonPrefixes", ()))
+        return names
+
+    def visible(self) -> Iterator[StoredFile]:
+        return (file for file in super().visible() if not file.name.endswith("/"))
 
     def _listings(self, method: str, **arguments: str) -> Iterator[Any]:
         more: dict[str, str] = {}
@@ -204,19 +198,13 @@ class S3Folder:
                 more = {"ContinuationToken": listing["NextContinuationToken"]}
 
     def look(self, name: str) -> StoredFile | None:
-        """One file; None: it is not there."""
         head = self._head(name)
         if head is None:
             return None
         return StoredFile(name, head["ContentLength"], int(head["LastModified"].timestamp() * 1000), _tag(head))
 
     def _head(self, name: str) -> Any:
-        try:
-            return self._call("head_object", Key=self._prefix + name)
-        except _Answered as answer:
-            if answer.code in _NO_FILE:
-                return None
-            raise answer.error from answer
+        return self._asked("head_object", _NO_FILE, Key=self._prefix + name)
 
     def remove(self, names: Iterable[str]) -> None:
         left = iter(names)
@@ -226,15 +214,69 @@ class S3Folder:
             for error in answer.get("Errors", ()):
                 raise self._error("delete_objects", str(error.get("Code")), str(error.get("Message")))
 
-    def remove_tree(self, inner: str) -> None:
-        for listing in self._listings("list_objects_v2", Prefix=f"{self._prefix}{inner}/"):
+    def remove_all(self, folder: str) -> None:
+        for listing in self._listings("list_objects_v2", Prefix=f"{self._prefix}{folder}/"):
             self.remove([file.name for file in self._stored(listing)])
 
     def remove_folder(self) -> bool:
         """There are only keys, and no folders."""
         return False
 
-    # --- multipart uploads: a file appears when its upload is completed, by any process
+    def doubts(self) -> tuple[str, str]:
+        try:
+            days = self._uploads_last_days()
+        except ConfigError as error:  # the right to see the rules is one of its own
+            return "", f"whether a lifecycle rule of the bucket aborts uploads cannot be seen: {str(error).rstrip('.')}"
+        if days is None:
+            return "", ""
+        return "", (
+            f"a lifecycle rule of the bucket aborts uploads in {self.url} after {days} days, and output that was "
+            f"decided waits as uploads until it is committed"
+        )
+
+    # --- files that wait to be published
+
+    def check_publishing(self, at: str, staged: str, path: str) -> None:
+        upload = self.begin_upload(path, {})
+        self.has_upload(path, upload)
+        self.abort_upload(path, upload)
+        next(self.uploads(), None)
+
+    def create(self, at: str, staged: str, path: str, retries: Retries) -> NewFile:
+        if (owner := f"{at}/{staged.rpartition('/')[0]}") not in self._owners:
+            retries(lambda: self.put(f"{owner}/writer", b"", ""))
+            self._owners.add(owner)
+        return _S3NewFile(self, staged, path, retries)
+
+    def publish(self, at: str, files: Sequence[WaitingFile], waiting: Iterable[WaitingFile]) -> None:
+        self._each(partial(self._complete, at), list(waiting))
+
+    def _complete(self, at: str, file: WaitingFile) -> None:
+        if not self.complete_upload(file.path, file.upload, file.parts):
+            self._require_published(at, file)
+
+    def _waits(self, at: str, file: WaitingFile) -> bool:
+        if self.has_upload(file.path, file.upload):
+            return True
+        self._require_published(at, file)
+        return False
+
+    def _is_published(self, file: WaitingFile) -> bool | None:
+        head = self._head(file.path)
+        if head is None:
+            return None
+        return bool((head["ContentLength"], head["Metadata"].get(TOKEN)) == (file.size, file.staged))
+
+    def _waiting_name(self, at: str, file: WaitingFile) -> str:
+        return f"The upload of {self.url}/{file.path}"
+
+    def drop_uploads(self, is_left: Callable[[Upload], bool]) -> None:
+        for upload in list(self.uploads()):
+            if is_left(upload):
+                self.abort_upload(upload.name, upload.id)
+
+    def end(self) -> None:
+        self.parts.shutdown(wait=False)
 
     def begin_upload(self, name: str, metadata: Mapping[str, str]) -> str:
         """The id of a new upload."""
@@ -248,35 +290,21 @@ class S3Folder:
 
     def has_upload(self, name: str, upload: str) -> bool:
         """Whether it is neither completed nor aborted."""
-        try:
-            self._call("list_parts", Key=self._prefix + name, UploadId=upload, MaxParts=1)
-        except _Answered as answer:
-            if answer.code in _NO_UPLOAD:
-                return False
-            raise answer.error from answer
-        return True
+        answer = self._asked("list_parts", _NO_UPLOAD, Key=self._prefix + name, UploadId=upload, MaxParts=1)
+        return answer is not None
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str]) -> bool:
         """The file appears; False: there is no such upload (any more), or a file of that name."""
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        try:
-            self._call(
-                "complete_multipart_upload", Key=self._prefix + name, UploadId=upload, MultipartUpload={"Parts": parts},
-                IfNoneMatch="*",
-            )  # fmt: skip
-        except _Answered as answer:
-            if answer.code in (*_NO_UPLOAD, *_THERE):
-                return False
-            raise answer.error from answer
-        return True
+        answer = self._asked(
+            "complete_multipart_upload", (*_NO_UPLOAD, *_THERE), Key=self._prefix + name, UploadId=upload,
+            MultipartUpload={"Parts": parts}, IfNoneMatch="*",
+        )  # fmt: skip
+        return answer is not None
 
     def abort_upload(self, name: str, upload: str) -> None:
         """Drop an upload; one that is completed or aborted is no error."""
-        try:
-            self._call("abort_multipart_upload", Key=self._prefix + name, UploadId=upload)
-        except _Answered as answer:
-            if answer.code not in _NO_UPLOAD:
-                raise answer.error from answer
+        self._asked("abort_multipart_upload", _NO_UPLOAD, Key=self._prefix + name, UploadId=upload)
 
     def uploads(self) -> Iterator[Upload]:
         """Those under way of all files in the folder, and in the folders in it."""
@@ -286,21 +314,11 @@ class S3Folder:
                 age_ms = int((now - entry["Initiated"]).total_seconds() * 1000)
                 yield Upload(entry["Key"][len(self._prefix) :], entry["UploadId"], age_ms)
 
-    def stored(self, name: str) -> StoredObject | None:
-        """The size and metadata of a file; None without one."""
-        head = self._head(name)
-        return None if head is None else StoredObject(head["ContentLength"], head["Metadata"])
-
-    def uploads_last_days(self) -> int | None:
+    def _uploads_last_days(self) -> int | None:
         """The days after which a lifecycle rule of the bucket aborts uploads of the folder; None: no rule does."""
-        try:
-            rules = self._call("get_bucket_lifecycle_configuration")["Rules"]
-        except _Answered as answer:
-            if answer.code in _NO_RULES:
-                return None
-            raise answer.error from answer
+        answer = self._asked("get_bucket_lifecycle_configuration", _NO_RULES)
         days = []
-        for rule in rules:
+        for rule in answer["Rules"] if answer is not None else ():
             aborts, filtered = rule.get("AbortIncompleteMultipartUpload"), rule.get("Filter", {})
             prefix = rule.get("Prefix") or filtered.get("Prefix") or filtered.get("And", {}).get("Prefix") or ""
             concerns = self._prefix.startswith(prefix) or prefix.startswith(self._prefix)
@@ -310,17 +328,16 @@ class S3Folder:
 
     # --- requests
 
-    def _asked(self, method: str, **arguments: Any) -> Any:
-        """The answer to a request; raises our error for an error of the store."""
-        try:
-            return self._call(method, **arguments)
-        except _Answered as answer:
-            raise answer.error from answer
-
-    def _call(self, method: str, **arguments: Any) -> Any:
+    def _asked(self, method: str, unless: Sequence[str] = (), **arguments: Any) -> Any:
+        """The answer to a request; None for an error of the store with one of the codes *unless*, else ours."""
         call: Callable[..., Any] = _file_system(self._named).call_s3
-        with self._explained(method):
-            return call(method, Bucket=self._bucket, **arguments)
+        try:
+            with self._explained(method):
+                return call(method, Bucket=self._bucket, **arguments)
+        except _Answered as answer:
+            if answer.code in unless:
+                return None
+            raise answer.error from answer
 
     @contextmanager
     def _explained(self, method: str) -> Iterator[None]:
@@ -364,6 +381,42 @@ class S3Folder:
                 f"a store that does, such as S3 itself, MinIO, Ceph or R2."
             )
         return StorageUnavailable(f"{self._named} answers with an error ({code}): {text}")
+
+
+class _S3NewFile(NewFile):
+    """A file that is uploaded while it is written."""
+
+    def __init__(self, store: S3Store, staged: str, path: str, retries: Retries) -> None:
+        super().__init__(staged, PART_BYTES)
+        self._store, self._path, self._retries = store, path, retries
+        self._id = ""
+        self._etags: list[Future[str]] = []
+
+    def _put(self, part: bytes | memoryview) -> None:
+        """Waits while too many parts are on their way."""
+        if not self._id:
+            self._id = self._retries(lambda: self._store.begin_upload(self._path, {TOKEN: self._staged}))
+        for etag in self._etags:
+            if etag.done():
+                etag.result()  # raises what has failed
+        self._store.room.acquire()
+        self._etags.append(self._store.parts.submit(self._upload, len(self._etags) + 1, bytes(part)))
+
+    def _upload(self, number: int, part: bytes) -> str:
+        try:
+            return self._retries(lambda: self._store.upload_part(self._path, self._id, number, part))
+        finally:
+            self._store.room.release()
+
+    def sync(self) -> None:
+        if (rest := self._last()) or not self._etags:
+            self._put(rest)
+        for etag in self._etags:
+            etag.result()
+
+    def waiting(self, rows: int) -> WaitingFile:
+        parts = tuple(etag.result() for etag in self._etags)
+        return msgspec.structs.replace(super().waiting(rows), path=self._path, upload=self._id, parts=parts)
 
 
 def _tag(answer: Mapping[str, Any]) -> str:
