@@ -20,7 +20,7 @@ from exactlyonce.cli.commands.savepoints import as_text
 from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import main, parser
 from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
-from exactlyonce.engines import asking
+from exactlyonce.engines import run_requests
 from exactlyonce.engines.savepoints import retained
 from exactlyonce.pipeline.errors import ConfigError
 from tests.cli.conftest import manifest
@@ -63,9 +63,9 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
     def prepared(*requests: str, export: Any = None, delete: Any = None) -> Manifest:
         taken = msgspec.structs.replace(history(finalized=1).manifests[1], kind="savepoint", requests=requests)
         answers: dict[tuple[Any, str], Any] = {
-            (asking, "living_run"): lambda history: object(),
-            (asking, "savepoint"): lambda *args, **options: taken,
-            (asking, "delete"): delete or Mock(),
+            (run_requests, "living_run"): lambda history: object(),
+            (run_requests, "savepoint"): lambda *args, **options: taken,
+            (run_requests, "delete"): delete or Mock(),
             (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
             (retained, "open_savepoint"): lambda config, manifest: nullcontext(),
         }

@@ -12,9 +12,9 @@ import pytest
 
 from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.filestore.local import LocalStore
-from exactlyonce.engines import asking
+from exactlyonce.engines import run_requests
+from exactlyonce.engines.maintenance_leader import short_incarnation
 from exactlyonce.engines.savepoints import exported, retained
-from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until
@@ -122,11 +122,11 @@ def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, 
     options = ("run", "orders:pipeline", "--checkpoint-interval", "10m", "--parallelism", "2")
     with orders.command.start(*options, **armed(tmp_path, place, "stop")) as killed, ThreadPoolExecutor(1) as asker:
         wait_until(orders.lives, lambda: killed.poll() is None)
-        living = asking.living_run(orders.history())
+        living = run_requests.living_run(orders.history())
         assert living is not None
         # Asked in this process, where a silent run does not count as dead.
         asking_for = orders.config, orders.name, living, LIMIT_S * 1000
-        asked = asker.submit(asking.savepoint, *asking_for, stop=True, note=notes.append)
+        asked = asker.submit(run_requests.savepoint, *asking_for, stop=True, note=notes.append)
         wait_until(lambda: (tmp_path / "fired" / place).exists(), lambda: killed.poll() is None)
         killed.kill()
         killed.communicate(timeout=LIMIT_S)

@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 
 Process = Callable[..., Subtasks]

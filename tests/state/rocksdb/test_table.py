@@ -21,10 +21,10 @@ from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import TableSnapshot
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.tiered import groups, store
-from exactlyonce.state.tiered.interval_blocks import KEPT_BYTES
-from exactlyonce.state.tiered.store import LocalStore
-from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.state.rocksdb import groups, store
+from exactlyonce.state.rocksdb.interval import KEPT_BYTES
+from exactlyonce.state.rocksdb.store import LocalStore
+from exactlyonce.state.rocksdb.table import TieredTable
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 

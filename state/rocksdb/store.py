@@ -34,8 +34,8 @@ from rocksdict import (
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
 from exactlyonce.state.errors import SnapshotDeclined
+from exactlyonce.state.rocksdb.memory import Memory
 from exactlyonce.state.slots import SLOT_BYTES
-from exactlyonce.state.tiered.memory import Memory
 
 _CHANGES = 0xFFFF
 _BLOCK_BYTES = 4 * 1024

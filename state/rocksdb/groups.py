@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 from exactlyonce.state.merging import Merging
+from exactlyonce.state.rocksdb.files import LocalFiles
+from exactlyonce.state.rocksdb.memory import TableMemory
 from exactlyonce.state.stored import StoredState
-from exactlyonce.state.tiered.files import LocalFiles
-from exactlyonce.state.tiered.memory import TableMemory
 
 _DONE = object()
 WHOLE_BYTES = 1 << 20

@@ -21,14 +21,14 @@ class RocksDBBackend:
 
     def __init__(self, folder: Path, memory_bytes: int, worker: str = "") -> None:
         with needing("rocksdb", "rocksdict", 'state_backend "rocksdb"'):
-            from exactlyonce.state.tiered.memory import Memory
+            from exactlyonce.state.rocksdb.memory import Memory
         self._folder, self._worker = folder, worker
         self._memory = Memory(memory_bytes)
         self._tables: list[Any] = []
 
     def table(self, stored: StoredState[S]) -> Table[S]:
         """The table; nothing is read from blocks until a record, or `fetch`, wants it."""
-        from exactlyonce.state.tiered.table import TieredTable
+        from exactlyonce.state.rocksdb.table import TieredTable
 
         table: TieredTable[S] = TieredTable(stored, *self._place(stored))
         self._tables.append(table)
@@ -36,7 +36,7 @@ class RocksDBBackend:
 
     def timed_table(self, stored: StoredState[S], *, by_key: bool = False) -> TimedTable[S]:
         """The same; a key group is also read from blocks when one of its slots ends."""
-        from exactlyonce.state.tiered.timed import TieredTimedTable
+        from exactlyonce.state.rocksdb.timed import TieredTimedTable
 
         table: TieredTimedTable[S] = TieredTimedTable(stored, *self._place(stored), by_key=by_key)
         self._tables.append(table)
@@ -49,7 +49,7 @@ class RocksDBBackend:
 
     def delete_others(self, operators: Collection[str]) -> None:
         """Delete the files of operators that the pipeline no longer has; it has *operators*."""
-        from exactlyonce.state.tiered.files import delete_others
+        from exactlyonce.state.rocksdb.files import delete_others
 
         delete_others(self._folder, operators)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from exactlyonce.state import blocks as state_blocks
-from exactlyonce.state.tiered import files, groups, interval, interval_blocks, store
-from exactlyonce.state.tiered.backend import RocksDBBackend
-from exactlyonce.state.tiered.memory import TableMemory
-from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.state.rocksdb import files, groups, interval, store
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
+from exactlyonce.state.rocksdb.memory import TableMemory
+from exactlyonce.state.rocksdb.table import TieredTable
 from exactlyonce.testing.state_contract.memory import StateBlocks, Subtasks
 
 BUDGET = 4 << 20
@@ -62,7 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
     monkeypatch.setattr(state_blocks, "RAW_TARGET", 40)
-    monkeypatch.setattr(interval_blocks, "KEPT_BYTES", 0)
+    monkeypatch.setattr(interval, "KEPT_BYTES", 0)
     monkeypatch.setattr(store, "AGAIN_ENTRIES", 2)
     monkeypatch.setattr(store, "SLICE_BYTES", 8)
     monkeypatch.setattr(TableMemory, "limit", limit)

@@ -14,10 +14,10 @@ import pytest
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.tiered.backend import RocksDBBackend
-from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
-from exactlyonce.state.tiered.memory import Memory
-from exactlyonce.state.tiered.store import LocalFilesFailed
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
+from exactlyonce.state.rocksdb.files import VERSION, LocalFiles, Marker
+from exactlyonce.state.rocksdb.memory import Memory
+from exactlyonce.state.rocksdb.store import LocalFilesFailed
 from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import OPERATOR, StateBlocks, Subtasks, key_of
 
@@ -250,7 +250,7 @@ import os, sys
 from pathlib import Path
 from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
 backend = RocksDBBackend(Path(sys.argv[1]), 1 << 20)
 table = CheckpointedState(operator="totals", type=int, groups=range(8), max_parallelism=8).table(backend)
 print("ready", flush=True)
@@ -277,6 +277,6 @@ def test_a_process_that_hangs_keeps_its_files(process: Process, tmp_path: Path) 
 
 def test_an_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rocksdict", None)
-    monkeypatch.delitem(sys.modules, "exactlyonce.state.tiered.memory", raising=False)
+    monkeypatch.delitem(sys.modules, "exactlyonce.state.rocksdb.memory", raising=False)
     with pytest.raises(ExactlyOnceError, match=r"pip install 'rocksdict>=0.3.29'"):
         RocksDBBackend(tmp_path, 1 << 20)

@@ -17,11 +17,11 @@ from typing import TypeVar, cast
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.interval import exhaust
+from exactlyonce.state.rocksdb.interval import SLICE_ENTRIES
+from exactlyonce.state.rocksdb.memory import Memory
+from exactlyonce.state.rocksdb.table import TieredStates
 from exactlyonce.state.slots import Slots, TableTimes, key_of, packed_slot, slot_of, unpacked_slot
 from exactlyonce.state.stored import StoredState
-from exactlyonce.state.tiered.interval import SLICE_ENTRIES
-from exactlyonce.state.tiered.memory import Memory
-from exactlyonce.state.tiered.table import TieredStates
 from exactlyonce.state.timed import SlotsByKey, TimedStates
 
 S = TypeVar("S")

@@ -17,14 +17,14 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.state.batches import BatchTable, StatesTable
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.index import index_digest
+from exactlyonce.state.rocksdb.files import VERSION, LocalFiles, Marker
+from exactlyonce.state.rocksdb.groups import TableGroups
+from exactlyonce.state.rocksdb.interval import SLICE_ENTRIES, TableResources, TieredInterval
+from exactlyonce.state.rocksdb.memory import LARGE_BYTES, Memory, TableMemory
+from exactlyonce.state.rocksdb.store import DiskFull
 from exactlyonce.state.snapshot import Snapshot, SnapshotHistory
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
-from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
-from exactlyonce.state.tiered.groups import TableGroups
-from exactlyonce.state.tiered.interval import SLICE_ENTRIES, TableResources, TieredInterval
-from exactlyonce.state.tiered.memory import LARGE_BYTES, Memory, TableMemory
-from exactlyonce.state.tiered.store import DiskFull
 
 S = TypeVar("S")
 R = TypeVar("R")

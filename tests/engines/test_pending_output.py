@@ -12,7 +12,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Committable, Finalized, Repair, Written
 from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.ending.waiting import find_transactions, unfinalized_committables
+from exactlyonce.engines.pending_output import find_transactions, unfinalized_committables
 
 NAMES = [f"eo:p:out:0:{incarnation}.0:0" for incarnation in (1, 2, 3)]
 

@@ -1,16 +1,27 @@
-"""Waiting output: open transactions and output set aside in stores, with the decision on each.
+"""Pending output, in Kafka's open transactions and set aside for stores: found, aborted, committed by hand.
 
-Invariants: nothing is changed; what is not known is None. All transactions of a checkpoint that is decided and not
-finalized are here, even those that the broker has aborted: their output is missing until it is repaired.
+Finding changes nothing; what is not known is None. All transactions of a checkpoint that is decided and not finalized
+are found, even those that the broker has aborted: their output is missing until it is repaired.
+
+An abort ends nothing that a manifest or a repair names. The coordinator is fenced first, and the decisions are read
+after that, so that no decision can come in between. Output of an incarnation that the fence may have missed is left.
+
+A commit is a short incarnation of a coordinator that finishes the newest checkpoint; a mere EndTxn would not do. A
+living coordinator may record a repair for a transaction that the broker has aborted. A late marker would then make
+visible what the repair replaced. So the decision log is taken over first; see docs/design/short-incarnations.md. It is
+refused while a coordinator shows signs of life, unless it is taken over, and if one has begun meanwhile. Only
+`Leader.finish_decided` ends anything. Nothing is changed if nothing is left to finish, or if the store of a decided
+sink is not known.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from threading import Event
+from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
@@ -19,15 +30,23 @@ from exactlyonce.checkpoint.records.manifest import (
     Manifest,
     StoreCommittable,
     TransactionalId,
+    coordinator_id,
     transaction_prefix,
 )
 from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.succession import last_look
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest, settle, sweep
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.external_checks.stores import PipelineStores
-from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable, TopicError
+from exactlyonce.engines.maintenance_leader import short_incarnation
+from exactlyonce.engines.pipeline_resources import PipelineResources
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, StoreError, StoreUnavailable, TopicError
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.committer import SetAside, StoreView
 
@@ -337,3 +356,169 @@ def _progress(staged: StoreCommittable, view: StoreView | None, listed: SetAside
         return "applied", f"{ledger}: it is in the store"
     where = blocks or ("set aside in the store" if listed else "not listed by the store any more")
     return "waits", f"{where}; {ledger}"
+
+
+SETTLED_TIMEOUT_MS = 30_000
+SETTLED_POLL_S = 0.05
+
+
+class AbortedOutput(NamedTuple):
+    aborted: list[WaitingOutput]
+    left: list[WaitingOutput]
+
+
+def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) -> None:
+    """Raise `ConfigError` unless all of *names* wait, undecided, and hold somebody back."""
+    by_name = {output.name: output for output in waiting}
+    for name in names:
+        output = by_name.get(name)
+        if output is None:
+            raise ConfigError(f"{name} does not wait. Nothing was aborted. `transactions list` shows what waits.")
+        if output.is_decided:
+            raise ConfigError(
+                f"Checkpoint {output.decided_in} has decided {name}: it must become visible, for its input is not read "
+                f"again. Nothing was aborted. Run the pipeline, or `transactions commit`."
+            )
+        if output.kind != TRANSACTION:
+            raise ConfigError(
+                f"{name} holds nobody back: it waits in blocks or files that the next run drops. Nothing was aborted."
+            )
+
+
+def abort_undecided(config: ClientConfig, resources: PipelineResources, names: Collection[str] = ()) -> AbortedOutput:
+    """Fence the coordinator, then abort its undecided output, or only *names* if any are given.
+
+    `Halt` where the decisions cannot be read. Only incarnations in *resources* are aborted, for the fence came after
+    all of them. One that has begun since is not fenced if it is seen right before the fence. Nothing is aborted if the
+    log shows it after the fence. If it begins later still, its transactions are not touched.
+    """
+    newest = _newest(resources)
+    topic = find_topic(config, resources.pipeline)
+    with closing(Connections(config, resources.pipeline)) as connections:
+        log, transactions = connections.open_log(topic), connections.transactions
+        partitions = [(topic.name, partition) for partition in range(topic.partitions)]
+        _require_no_newer(
+            connections.drive(last_look(resources.pipeline, log.peek_at_stable, connections.clock)), newest
+        )
+        connections.drive(settle(coordinator_id(resources.pipeline), partitions))
+        history = _settled(connections)
+        _require_no_newer(history, newest)
+        ids = open_ids(transactions, resources.pipeline)
+        listed = [transaction for transaction in ids if incarnation_latest([transaction]) <= newest]
+        outputs = find_transactions(transactions, listed, history)
+        require_undecided(outputs, names)
+        protected = {output.name for output in outputs if output.is_decided} | unfinalized_committables(history).keys()
+        if names:
+            every = {listed.transactional_id for listed in transactions.list(transaction_prefix(resources.pipeline))}
+            protected |= every - set(names)
+        procedure = sweep(
+            resources.pipeline, newest + 1, 0, protected=protected, fenced_below=(newest + 1, 0),
+            outputs={(place.topic, place.partition) for output in outputs for place in output.places},
+        )  # fmt: skip
+        connections.drive(procedure)
+    aborted = [output for output in outputs if not output.is_decided and (not names or output.name in names)]
+    left = [output for output in outputs if output not in aborted]
+    return AbortedOutput(aborted, left)
+
+
+def _require_no_newer(history: History, newest: int) -> None:
+    if history.incarnation_latest > newest:
+        raise ConfigError(
+            f"A new instance of {history.pipeline} has begun meanwhile. Nothing was aborted: it does that itself. If "
+            f"it does not run any more, run this again."
+        )
+
+
+def _newest(resources: PipelineResources) -> int:
+    """The newest known incarnation; Halt if the decisions are not known."""
+    if resources.topic is None:
+        raise Halt(
+            f"The topic of {resources.pipeline}'s decisions is gone, so it is not known which of its transactions are "
+            f"decided. Restore it, or forget the pipeline by `exactlyonce reset {resources.pipeline}`, which aborts "
+            f"all."
+        )
+    if resources.history is None:
+        raise Halt(resources.unreadable)
+    return max(resources.history.incarnation_latest, incarnation_latest(resources.transactions))
+
+
+def _settled(connections: Connections) -> History:
+    """The decisions, once the log can be read to its end."""
+    log, clock = connections.log, connections.clock
+    until_ms = clock.monotonic_ms() + SETTLED_TIMEOUT_MS
+    while (history := connections.drive(log.peek())) is None:
+        if clock.monotonic_ms() > until_ms:
+            raise BrokerUnavailable(
+                f"{log.topic.name} cannot be read to its end: somebody has a transaction open in it. Nothing was "
+                f"aborted. Run this again in a minute."
+            )
+        Event().wait(SETTLED_POLL_S)
+    history.halt_if_damaged()
+    return history
+
+
+def require_decided(waiting: Collection[WaitingOutput], names: Collection[str]) -> None:
+    """Raise `ConfigError` unless all of *names* are decided and not known to be finalized."""
+    decided = {output.name: output.is_decided for output in waiting}
+    for name in names:
+        if name not in decided:
+            raise ConfigError(f"{name} does not wait. Nothing was committed. `transactions list` shows what waits.")
+        if not decided[name]:
+            raise ConfigError(
+                f"No checkpoint has decided {name}: its input is read again, so that its records would come twice. "
+                f"Nothing was committed. Run the pipeline, or `transactions abort`, which ends it."
+            )
+
+
+def unfinished(resources: PipelineResources, graph: LogicalGraph | None) -> Manifest | None:
+    """The checkpoint to finish, if there is one; raises if that cannot be done here. Nothing is changed."""
+    if resources.topic is None or resources.history is None:
+        raise Halt(
+            resources.unreadable or f"There is no topic of {resources.pipeline}'s decisions: nothing is decided."
+        )
+    if resources.is_sink:
+        raise ConfigError(
+            f"{resources.pipeline} is a sink of Spark: start its query again, which commits first what is decided."
+        )
+    resources.history.halt_if_damaged()
+    manifest = resources.history.unfinalized
+    if manifest is not None and manifest.staged and graph is None:
+        sinks = ", ".join(sorted({staged.sink for staged in manifest.staged}))
+        raise ConfigError(
+            f"Checkpoint {manifest.checkpoint} is decided for Kafka and the stores of {sinks} together, and these are "
+            f"known by the pipeline's module alone. Name the pipeline as module:pipeline, or run it."
+        )
+    return manifest
+
+
+class FinishedCheckpoint(NamedTuple):
+    checkpoint: int | None
+    """None: nothing was left to finish after the fence."""
+    fates: dict[str, str]
+    """The fate of each committable, by name."""
+
+
+def finish(
+    config: ClientConfig,
+    resources: PipelineResources,
+    graph: LogicalGraph | None,
+    note: Callable[[str], None],
+    *,
+    take_over: bool,
+) -> FinishedCheckpoint:
+    """Finish the decided checkpoint. ConfigError, and nothing is changed, if that was done since *resources* were
+    found, or another coordinator does it; *take_over*: one that lived then is fenced."""
+    assert resources.history is not None, "see `unfinished`"
+    short = short_incarnation(config, resources.history, graph, note, take_over=take_over, require=_require_unfinalized)
+    with short as connections:
+        manifest = connections.log.history.unfinalized
+        checkpoint = manifest.checkpoint if manifest is not None else None
+        return FinishedCheckpoint(checkpoint, connections.drive(connections.leader.finish_decided()))
+
+
+def _require_unfinalized(history: History) -> None:
+    if history.unfinalized is None:
+        raise ConfigError(
+            f"Checkpoint {history.checkpoint_latest} of {history.pipeline} was finalized meanwhile: nothing that is "
+            f"decided waits any more. Nothing was changed."
+        )

@@ -36,8 +36,8 @@ import msgspec
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.tiered.memory import Memory
-from exactlyonce.state.tiered.store import LocalFilesFailed, LocalStore
+from exactlyonce.state.rocksdb.memory import Memory
+from exactlyonce.state.rocksdb.store import LocalFilesFailed, LocalStore
 
 VERSION = 2
 _SHARE = re.compile(r"(\d+)-(\d+)(?:\.\d+-of-(\d+))?", re.ASCII)
