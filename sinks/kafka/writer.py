@@ -29,8 +29,8 @@ from confluent_kafka import KafkaException, Producer
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.kafka.partitioning import SETTING
-from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
+from exactlyonce.pipeline.rate_meter import RateMeter
 from exactlyonce.sinks.kafka.open_transaction import (
     OnFailure,
     OpenTransaction,
@@ -219,7 +219,7 @@ class ProducingWriter(IntervalWriter, ABC):
     _error: ExactlyOnceError | None = None
     _times_ms: tuple[int, int] | None = None
     """The earliest and the latest timestamp of its outputs."""
-    _departures: Departures = field(default_factory=lambda: Departures(WAITING_S))
+    _departures: RateMeter = field(default_factory=lambda: RateMeter(WAITING_S))
     _delivered: int = 0
     """The number of `records` delivered at the last look."""
     _since_s: float = 0.0
