@@ -126,7 +126,7 @@ def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield f"topic {node.sink.topic!r} holds the checkpoints: write to another"
     if node.inputs[0].output == DEAD_LETTERS:
         yield from _letters(graph, node.sink.topic)
-    yield from delivery_problems(node.sink.delivery)
+    yield from delivery_problems(node.sink.delivery, to_kafka=node.sink.topic is not None)
     yield from node.sink.problems(type_)
 
 
