@@ -321,9 +321,13 @@ class Builder:
         return None
 
     def state_type(self, function: Function, given: Any, returned: Any) -> Any:
-        """The type of a key's state, without None: as given, or by the function's annotations. Or a codec."""
+        """The type of a key's state, without None: as given, or by the function's annotations."""
         if isinstance(given, Codec):
-            return given
+            self.problem(
+                f"state= is a codec, {given.name!r}, and a state is kept by its type, which may change by the names "
+                f"and defaults of its fields, or by migrations: give the type"
+            )
+            return given.type
         if given is not None:
             return hints.without_none(hints.known(given))
         taken = function.parameters[0] if function.parameters else UNKNOWN
@@ -346,11 +350,7 @@ class Builder:
         if len(stated := stated - {UNKNOWN}) > 1:
             names = " and ".join(sorted(map(schema.type_name, stated)))
             self.problem(f"{' and '.join(of.name for of in takers)} take state of two types, {names}: annotate one")
-        type_ = stated.pop() if stated else UNKNOWN
-        if isinstance(type_, Codec):
-            self.problem(f"state= is a codec, {type_.name!r}: give the type of the state")
-            return UNKNOWN
-        return type_
+        return stated.pop() if stated else UNKNOWN
 
     def _derived(self, stem: str) -> str:
         number = 1

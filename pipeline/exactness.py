@@ -30,13 +30,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-def inexact(type_: Any, *, by_schema: bool = False) -> Check:
-    """The check of values of *type_*. *by_schema*: parts without a type have one in a schema.
+def inexact(type_: Any) -> Check:
+    """The check of values of *type_*.
 
     >>> inexact(dict)({"pair": (1, 2)})
     'a value is (1, 2), and is read as [1, 2]'
     """
-    return _Compiling(None if by_schema else _loosely).check(inspect.type_info(type_)) or _nothing
+    return _Compiling(_loosely).check(inspect.type_info(type_)) or _nothing
 
 
 def in_utc(type_: Any) -> Callable[[Any], Any] | None:
@@ -75,7 +75,7 @@ def _has_moments(info: Any, seen: set[Any]) -> bool:
 class _Compiling:
     """Compiles the check of one type; None: there is nothing to check. *of_any* checks parts without a type."""
 
-    def __init__(self, of_any: Check | None) -> None:
+    def __init__(self, of_any: Check) -> None:
         self._of_any = of_any
         self._records: dict[Any, Check] = {}
         """The checks by class, also unfinished ones, since records may be recursive."""

@@ -123,7 +123,7 @@ class Node:
     late_right: str | None = None
     """The one that gets those of the second input."""
     state_type: Any = None
-    """The type of the state of one key, without None, or its `AvroCodec`; None for nodes without state."""
+    """The type of the state of one key, without None; None for nodes without state."""
     state_version: int = 1
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """The function by version of the state that migrates it to the next version."""

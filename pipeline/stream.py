@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
-from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
@@ -452,7 +451,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[S | None, T], tuple[S | None, U]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -465,7 +464,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[], Callable[[S | None, T], tuple[S | None, U]]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -479,7 +478,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[S | None, T, SideEmit], tuple[S | None, U]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -493,7 +492,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[], Callable[[S | None, T, SideEmit], tuple[S | None, U]]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -508,10 +507,9 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
-        The state is None at a key's first record; a new state of None deletes the key. *state* is its type, or an
-        `AvroCodec` whose schema stores it: after a change, older states are read by Avro's rules. If neither names and
-        defaults of fields nor these rules can convert older states, raise *state_version* by one; *migrations* maps a
-        version to the function that converts its states to the next one.
+        The state is None at a key's first record; a new state of None deletes the key. *state* is its type.
+        Where the names and defaults of its fields cannot convert older states, raise *state_version* by one;
+        *migrations* maps a version to the function that converts its states to the next one.
 
         With *ttl*, as "7d", a key's state is forgotten *ttl* after its last record, by event time: a record so long
         after it, or later, finds None. The source needs ``time=``, and a *disorder* of *ttl* at most.
@@ -531,7 +529,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[S | None, T], tuple[S | None, Iterable[U]]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -544,7 +542,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[], Callable[[S | None, T], tuple[S | None, Iterable[U]]]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -558,7 +556,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[S | None, T, SideEmit], tuple[S | None, Iterable[U]]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -572,7 +570,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[], Callable[[S | None, T, SideEmit], tuple[S | None, Iterable[U]]]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -932,10 +930,6 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         for problem in kept.problems:
             self._builder.problem(problem)
         if ttl is not None:
-            if kept.codec is not None:
-                self._builder.problem(
-                    f"state= is a codec, {kept.codec.name!r}, and ttl= keeps a time with each state: give its type"
-                )
             kept, timed = kept_until(kept), Expiry(ttl)
         inputs = inputs or (self._origin,)
         origin = self._builder.add(

@@ -135,7 +135,6 @@ assert_type(
     by_customer.stateful_map("d", lambda n, order: ((n or 0) + 1, order.id), state=int, output=int), Stream[int]
 )
 assert_type(by_customer.stateful_flat_map("e", split), Stream[Total])
-assert_type(by_customer.stateful_map("avro", add, state=AvroCodec(int)), Stream[Total])
 assert_type(by_customer.reduce("f", larger), Stream[Order])
 assert_type(orders.union(orders), Stream[Order])
 assert_type(orders.union(orders.map(Enrich)), Stream[Order | Total])
