@@ -259,7 +259,7 @@ class Leader:
             if manifests or blocks:
                 outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
                 self._require(outcome)
-        yield ask.GoOnFrom(self.manifest)
+        yield ask.SetPosition(self.manifest)
         yield ask.Reached("coordinator-swept")
         return self.manifest
 
@@ -399,14 +399,14 @@ class Leader:
         """Raise Halt if an input was deleted or made anew; added partitions are read from here on."""
         yield ask.LookAtInputs(self.manifest)
         yield from self._look_elsewhere()
-        yield ask.GoOnFrom(self.manifest)
+        yield ask.SetPosition(self.manifest)
 
     def _look_elsewhere(self) -> Procedure[None]:
-        """`LookElsewhere`. Another cluster that is away is waited for as long as a store, with heartbeats."""
+        """`CheckRemoteInputs`. Another cluster that is away is waited for as long as a store, with heartbeats."""
 
         def attempt(_: int) -> Procedure[None]:
             try:
-                yield ask.LookElsewhere(self.manifest)
+                yield ask.CheckRemoteInputs(self.manifest)
             except BrokerUnavailable as error:
                 if self._clock.monotonic_ms() >= self._noted_ms + NOTED_INTERVAL_MS:
                     self._noted_ms = self._clock.monotonic_ms()
@@ -472,7 +472,7 @@ class Leader:
             self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
-        yield ask.GoOnFrom(verdict.manifest)
+        yield ask.SetPosition(verdict.manifest)
         self._late.decided(plan)
         self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
@@ -486,7 +486,7 @@ class Leader:
         """Raise Halt if an input or output topic was replaced."""
         if self.log.history.latest is not None:
             yield ask.LookAtTopics(self.manifest)
-            yield ask.GoOnFrom(self.manifest)
+            yield ask.SetPosition(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         """Refuse the checkpoint if a block of state, in-flight records or staged rows is missing."""

@@ -193,13 +193,13 @@ class LookAtInputs(Request, frozen=True):
     newest: Manifest
 
 
-class LookElsewhere(Request, frozen=True):
+class CheckRemoteInputs(Request, frozen=True):
     """-> None. `LookAtInputs`, of topics in other clusters. `BrokerUnavailable` soon, for a heartbeat may be due."""
 
     newest: Manifest
 
 
-class GoOnFrom(Request, frozen=True):
+class SetPosition(Request, frozen=True):
     """-> None. *manifest* is the newest now, and reading continues at its end. Raises if that cannot be."""
 
     manifest: Manifest

@@ -38,8 +38,8 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace
 from exactlyonce.engines.blocks import block_storage, references_or_why
+from exactlyonce.engines.external_checks.removals import Removals
 from exactlyonce.engines.processes import this_process
-from exactlyonce.engines.surroundings.removals import Removals
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
@@ -108,7 +108,7 @@ _LANES: dict[type, _Lane] = {
     ask.LookOnce: _Lane.LOOKS,
     ask.FirstOffsets: _Lane.BLOCKS,
     ask.LookAtTopics: _Lane.TOPICS,
-    ask.GoOnFrom: _Lane.TOPICS,
+    ask.SetPosition: _Lane.TOPICS,
 }
 """All others ask about the sinks' transactions, are never asked together with another, or ask nobody."""
 

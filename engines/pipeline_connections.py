@@ -41,14 +41,14 @@ from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_o
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.connections import NO_REPLAY, Connections, beside
+from exactlyonce.engines.external_checks.preflight import PipelineTopics, check_services
+from exactlyonce.engines.external_checks.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.pipeline_resources import erase_condemned
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.processes import is_known_dead
-from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
+from exactlyonce.engines.savepoints.fitting import RestoreTarget, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.engines.surroundings.preflight import PipelineTopics, check_services
-from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
-from exactlyonce.engines.traces import erase_condemned
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
@@ -78,7 +78,7 @@ class PipelineConnections(Connections):
         self._plan, self._options, self._step = plan, options, step
         self._without_output = without_output
         self._reference, self._units, self._succession, self._asks = reference, units, succession, asks
-        self.surroundings = self.keep(
+        self.pipeline_topics = self.keep(
             PipelineTopics(
                 self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest",
                 accepted=options.accept_new_output, partitioner=options.client.settings.get(SETTING),
@@ -139,7 +139,7 @@ class PipelineConnections(Connections):
             self._restoring.judge(self.log.history)
         manifest = self.drive(self.leader.recover())
         # recovery has found the splits
-        self.skips = tuple(self.surroundings.inputs.settled(manifest, self._options.skip, self.note))
+        self.skips = tuple(self.pipeline_topics.inputs.settled(manifest, self._options.skip, self.note))
         self.leader.config = replace(self.leader.config, skips=self.skips)
         return manifest
 
@@ -152,7 +152,7 @@ class PipelineConnections(Connections):
 
     def _note_other_writers(self) -> None:
         """Note each output that begins in a topic whose keys another partitioner has put into their partitions."""
-        outputs = self.surroundings.outputs
+        outputs = self.pipeline_topics.outputs
         for id in sorted(outputs.begun):
             topic, chosen = outputs.described[outputs.sinks[id].topic], outputs.partitioners[id]
             if other := other_partitioner(self.topics, topic, chosen):
@@ -166,10 +166,10 @@ class PipelineConnections(Connections):
         """Look at topics, stores and decisions, delete condemned checkpoints, and refuse what cannot work. Nothing is
         fenced or written yet. `recover` begins with it, unless it was done."""
         options = self._options
-        self.surroundings.look_at_inputs()
-        self.surroundings.inputs.require_read(options.skip)
+        self.pipeline_topics.look_at_inputs()
+        self.pipeline_topics.inputs.require_read(options.skip)
         self.transaction_timeout_ms = options.checkpoint.transaction_timeout_for(self.transactions.max_timeout_ms())
-        self.surroundings.look_at_outputs()
+        self.pipeline_topics.look_at_outputs()
         topic, history = self._prepared()
         if history.condemned:
             self.note("the last run was cancelled, and its checkpoints are deleted as configured: this run begins anew")
@@ -188,7 +188,7 @@ class PipelineConnections(Connections):
         )  # fmt: skip
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
-        self.answers += [self.surroundings, self.keep(BackgroundStores(stores)), self._answer_own]
+        self.answers += [self.pipeline_topics, self.keep(BackgroundStores(stores)), self._answer_own]
         stores.check(self._asks)
         check_services(self._plan.graph)
         self._restoring = self._savepoint_to_restore(history)
@@ -241,9 +241,9 @@ class PipelineConnections(Connections):
         asked, plan = self._options.restoration, self._plan
         if asked is None:
             return None
-        around = Surroundings(
+        around = RestoreTarget(
             graph=plan.graph,
-            inputs=self.surroundings.inputs,
+            inputs=self.pipeline_topics.inputs,
             cluster_id=self.transactions.cluster_id(),
             parallelism=plan.parallelism,
             storages=self._storages,
@@ -252,7 +252,7 @@ class PipelineConnections(Connections):
             drops_fields=self._options.allow_dropped_fields,
         )
         restoring = Restoring(asked, around, history)
-        self.surroundings.restored = restoring.manifest
+        self.pipeline_topics.restored = restoring.manifest
         return restoring
 
     def _config(self, stores: PipelineStores) -> LeaderConfig:
@@ -292,7 +292,7 @@ class PipelineConnections(Connections):
     @cached_property
     def _groups(self) -> list[GroupOffsets]:
         """One for each cluster."""
-        inputs = self.surroundings.inputs
+        inputs = self.pipeline_topics.inputs
         reads_own = inputs.patterns or inputs.read(elsewhere=False)
         own = [GroupOffsets(self.client, self.pipeline, self.note)] if reads_own else []
         others = (

@@ -25,7 +25,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import processes
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph

@@ -186,8 +186,8 @@ def _common(
         drops_fields=options.allow_dropped_fields,
         skips=connections.skips,
         incremental=options.checkpoint.incremental,
-        output_partitions=connections.surroundings.outputs.partitions,
-        partitioners=connections.surroundings.outputs.partitioners,
+        output_partitions=connections.pipeline_topics.outputs.partitions,
+        partitioners=connections.pipeline_topics.outputs.partitioners,
     )
 
 

@@ -33,6 +33,7 @@ from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
 from exactlyonce.engines.connections import beside
+from exactlyonce.engines.external_checks.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
@@ -40,7 +41,6 @@ from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to_distribute
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.durations import shown_duration
@@ -264,7 +264,7 @@ class CatchUp:
             self.progress.note(text)
 
         with closing(self._connections(physical, note, in_process, THIS_MACHINE)) as connections:
-            inputs = connections.surroundings.inputs
+            inputs = connections.pipeline_topics.inputs
             if begun is not None:
                 check_operators(physical.graph, begun)
                 inputs.check_continuity(begun)
@@ -368,7 +368,7 @@ class CatchUp:
     def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> bool:
         """Advance to the present stop offsets; False if the work stands there."""
         connections.drive(connections.leader.look_at_inputs())
-        remaining = self._remaining(connections.surroundings.inputs, connections.surroundings.offsets)
+        remaining = self._remaining(connections.pipeline_topics.inputs, connections.pipeline_topics.offsets)
         total = _offsets_in(remaining)
         if not total:
             return False
@@ -458,7 +458,7 @@ def chunk_records(
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
     """The most subtasks that a manifest has room for; ConfigError if the plan has more."""
-    topics = connections.surroundings
+    topics = connections.pipeline_topics
     most = subtasks_max(physical.graph, topics.inputs.counted, topics.outputs.foreseen)
     if physical.parallelism > most:
         raise ConfigError(

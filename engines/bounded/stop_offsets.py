@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import FindsSplits
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
+from exactlyonce.engines.external_checks.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.moments import moment_of
 from exactlyonce.pipeline.names import group_named

@@ -27,7 +27,7 @@ from exactlyonce.engines.ending.waiting import (
     open_ids,
     unfinalized_committables,
 )
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt
 
 SETTLED_TIMEOUT_MS = 30_000
@@ -57,32 +57,34 @@ def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) 
             )
 
 
-def abort_undecided(config: ClientConfig, traces: Traces, names: Collection[str] = ()) -> AbortedOutput:
+def abort_undecided(config: ClientConfig, resources: PipelineResources, names: Collection[str] = ()) -> AbortedOutput:
     """Fence the coordinator, then abort its undecided output, or only *names* if any are given.
 
-    `Halt` where the decisions cannot be read. Only incarnations known to *traces* are aborted, for the fence came after
+    `Halt` where the decisions cannot be read. Only incarnations in *resources* are aborted, for the fence came after
     all of them. One that has begun since is not fenced if it is seen right before the fence. Nothing is aborted if the
     log shows it after the fence. If it begins later still, its transactions are not touched.
     """
-    newest = _newest(traces)
-    topic = find_topic(config, traces.pipeline)
-    with closing(Connections(config, traces.pipeline)) as connections:
+    newest = _newest(resources)
+    topic = find_topic(config, resources.pipeline)
+    with closing(Connections(config, resources.pipeline)) as connections:
         log, transactions = connections.open_log(topic), connections.transactions
         partitions = [(topic.name, partition) for partition in range(topic.partitions)]
-        _require_no_newer(connections.drive(last_look(traces.pipeline, log.peek_at_stable, connections.clock)), newest)
-        connections.drive(settle(coordinator_id(traces.pipeline), partitions))
+        _require_no_newer(
+            connections.drive(last_look(resources.pipeline, log.peek_at_stable, connections.clock)), newest
+        )
+        connections.drive(settle(coordinator_id(resources.pipeline), partitions))
         history = _settled(connections)
         _require_no_newer(history, newest)
-        ids = open_ids(transactions, traces.pipeline)
+        ids = open_ids(transactions, resources.pipeline)
         listed = [transaction for transaction in ids if incarnation_latest([transaction]) <= newest]
         outputs = find_transactions(transactions, listed, history)
         require_undecided(outputs, names)
         protected = {output.name for output in outputs if output.is_decided} | unfinalized_committables(history).keys()
         if names:
-            every = {listed.transactional_id for listed in transactions.list(transaction_prefix(traces.pipeline))}
+            every = {listed.transactional_id for listed in transactions.list(transaction_prefix(resources.pipeline))}
             protected |= every - set(names)
         procedure = sweep(
-            traces.pipeline, newest + 1, 0, protected=protected, fenced_below=(newest + 1, 0),
+            resources.pipeline, newest + 1, 0, protected=protected, fenced_below=(newest + 1, 0),
             outputs={(place.topic, place.partition) for output in outputs for place in output.places},
         )  # fmt: skip
         connections.drive(procedure)
@@ -99,16 +101,17 @@ def _require_no_newer(history: History, newest: int) -> None:
         )
 
 
-def _newest(traces: Traces) -> int:
+def _newest(resources: PipelineResources) -> int:
     """The newest known incarnation; Halt if the decisions are not known."""
-    if traces.topic is None:
+    if resources.topic is None:
         raise Halt(
-            f"The topic of {traces.pipeline}'s decisions is gone, so it is not known which of its transactions are "
-            f"decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which aborts all."
+            f"The topic of {resources.pipeline}'s decisions is gone, so it is not known which of its transactions are "
+            f"decided. Restore it, or forget the pipeline by `exactlyonce reset {resources.pipeline}`, which aborts "
+            f"all."
         )
-    if traces.history is None:
-        raise Halt(traces.unreadable)
-    return max(traces.history.incarnation_latest, incarnation_latest(traces.transactions))
+    if resources.history is None:
+        raise Halt(resources.unreadable)
+    return max(resources.history.incarnation_latest, incarnation_latest(resources.transactions))
 
 
 def _settled(connections: Connections) -> History:

@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.committer import SetAside, StoreView

@@ -28,12 +28,12 @@ from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
+from exactlyonce.engines.external_checks.preflight import Offsets, PipelineTopics
+from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import EventReporter, Report
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.in_flight import listed_in
-from exactlyonce.engines.surroundings.preflight import Offsets, PipelineTopics
-from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     EndedAtOnce,

@@ -27,10 +27,10 @@ from exactlyonce.engines.bounded.unit import ordering, staging
 from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
+from exactlyonce.engines.external_checks.input_topics import InputTopics
+from exactlyonce.engines.external_checks.preflight import Inputs
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.loading import Loaded, load
 

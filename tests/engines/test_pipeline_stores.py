@@ -11,7 +11,7 @@ from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.checkpoint.requests import CommitStaged, FenceStore
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
 from exactlyonce.testing.store import MemorySink, StoreModel

@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.leader import Leader, Verdict
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import DELETE, SAVEPOINT, Asked
-from exactlyonce.engines.surroundings.stores import stages
+from exactlyonce.engines.external_checks.stores import stages
 
 if TYPE_CHECKING:
     from coordinator import SimulatedCoordinator

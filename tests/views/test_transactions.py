@@ -18,7 +18,7 @@ from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.ending.waiting import WaitingOutput
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.views import transactions
 from exactlyonce.views.transactions import find_staged
@@ -67,9 +67,9 @@ def put(storage: str, tmp_path: Path) -> Put:
 def found(decision: Manifest) -> dict[str, WaitingOutput]:
     history = History("p")
     history.manifests[1] = decision
-    traces = Traces("p", TOPIC.name, history, "", ())
+    resources = PipelineResources("p", TOPIC.name, history, "", ())
     config: Any = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
-    return {f"{each.name} {each.decided_in}": each for each in find_staged(config, traces, None).waiting}
+    return {f"{each.name} {each.decided_in}": each for each in find_staged(config, resources, None).waiting}
 
 
 def test_the_age_of_rows(storage: str, put: Put) -> None:

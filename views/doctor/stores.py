@@ -12,7 +12,7 @@ from exactlyonce.views.doctor.subject import Subject
 
 
 def check_stores(subject: Subject, findings: Findings) -> None:
-    if subject.graph is None and not subject.traces.is_sink:
+    if subject.graph is None and not subject.resources.is_sink:
         why = "these are known by the pipeline's module alone: give module:pipeline"
         findings.not_checked("outputs since the last checkpoint, and stores of sinks that are not exactly once", why)
     for sink, why in subject.staged.unasked.items():

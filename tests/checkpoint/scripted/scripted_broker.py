@@ -102,7 +102,7 @@ class World:
                 return [ProducerState("t", 0, 10 + n, 3, 4, 0, 100 * n) for n in range(9) if n not in self.ended]
             case ask.Together(requests):
                 return tuple(ask.answered(each, self) for each in requests)
-            case ask.Reached() | ask.LookElsewhere() | ask.LookAtTopics():
+            case ask.Reached() | ask.CheckRemoteInputs() | ask.LookAtTopics():
                 return None
             case ask.Append():
                 return self.outcomes.pop(0) if self.outcomes else Outcome.DONE
