@@ -9,11 +9,9 @@ one is read any more. The same holds if fields are dropped, so that they do not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import date, datetime, time
 from decimal import Decimal
 from operator import methodcaller
 from typing import Any, Generic, NamedTuple, TypeVar
-from uuid import UUID
 
 import msgspec
 from msgspec import inspect
@@ -328,8 +326,7 @@ def _changed(states: Sequence[Any], encoded: bytes, decoded: list[Any]) -> str:
 
 def _comparable(states: Sequence[Any]) -> Any:
     """The fields of *states*, whether their types compare them or not; sets are ordered."""
-    scalars = (bytes, datetime, date, time, Decimal, UUID)
-    return msgspec.to_builtins(states, builtin_types=scalars, order="deterministic")
+    return msgspec.to_builtins(states, builtin_types=(bytes, Decimal), order="deterministic")
 
 
 def _difference(one: Any, other: Any, path: str = "") -> str:
