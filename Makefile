@@ -80,7 +80,7 @@ simulate: .venv/dev.stamp
 
 # Several processes cannot show how far a download is, and start some dozens of brokers, and of Spark's drivers.
 kafka: .venv/dev.stamp .venv/java.stamp
-	@.venv/bin/python -m exactlyonce.connectors.embedded.class_archive
+	@.venv/bin/python tests/connectors/embedded/rig/broker_classes.py
 	@.venv/bin/python tests/spark/rig/spark_classes.py
 
 # Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see docs/guarantees.md.

@@ -16,11 +16,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from broker_classes import ensure_class_archive
 from waiting import until
 
 from exactlyonce.connectors.embedded import jars, java
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
-from exactlyonce.connectors.embedded.class_archive import ensure_class_archive
 from exactlyonce.connectors.embedded.jars import cache_dir, class_archive, kafka_jars
 from exactlyonce.connectors.embedded.java import find_java
 from exactlyonce.connectors.embedded.progress import Passing, seldom, told_on
