@@ -15,9 +15,9 @@ from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
+from exactlyonce.checkpoint.kept_blocks import BlockRetention, when_given_up
 from exactlyonce.checkpoint.leader import UNTOLD
 from exactlyonce.checkpoint.leader_config import LeaderConfig
-from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     HISTORY,
@@ -26,12 +26,11 @@ from exactlyonce.checkpoint.records.manifest import (
     Finalized,
     Manifest,
     RecordPlace,
+    TopicInfo,
     read_before,
 )
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import DELETE
-from exactlyonce.checkpoint.succession import AnotherLeads, Succession
-from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.checkpoint.succession import AnotherLeads, Succession, last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
@@ -40,7 +39,7 @@ from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.connections import NO_REPLAY, Connections, beside
+from exactlyonce.engines.connections import NO_REPLAY, Connections, with_heartbeat
 from exactlyonce.engines.external_checks.preflight import PipelineTopics, check_services
 from exactlyonce.engines.external_checks.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.options import RunOptions
@@ -84,7 +83,7 @@ class PipelineConnections(Connections):
                 accepted=options.accept_new_output, partitioner=options.client.settings.get(SETTING),
             )
         )  # fmt: skip
-        self.known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
+        self.known_blocks = BlockRetention(options.checkpoint, staging=stages(plan.graph))
         self.transaction_timeout_ms = 0
         """The timeout of the sinks' transactions; known after `look`."""
         self._storages: Storages
@@ -278,7 +277,7 @@ class PipelineConnections(Connections):
         match request:
             case ask.RestoreSavepoint(checkpoint, incarnation):
                 assert self._restoring is not None, "a savepoint was found"
-                return beside(self._beat, partial(self._restoring.write, checkpoint, incarnation))
+                return with_heartbeat(self._beat, partial(self._restoring.write, checkpoint, incarnation))
             case ask.Appended(records) if any(isinstance(record, Finalized) for record in records):
                 self._replays.close()  # nothing of the checkpoint is replayed any more
         return NotImplemented

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.records.committable import (
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import (
+    TopicInfo,
     TransactionalId,
     coordinator_id,
     erased_id,
     transaction_prefix,
 )
-from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.requests import ListedTransaction
 from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
-from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history

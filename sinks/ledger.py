@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
+from exactlyonce.checkpoint.commits.stores import ForeignLedger, LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced
 

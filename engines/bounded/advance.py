@@ -17,9 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided
-from exactlyonce.checkpoint.events import PendingCheckpoint
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink
 from exactlyonce.engines.bounded.stop_offsets import rest

@@ -12,11 +12,10 @@ from contextlib import closing
 from threading import Event
 from typing import NamedTuple
 
-from exactlyonce.checkpoint.records.committable import coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
-from exactlyonce.checkpoint.transactions.last_look import last_look
-from exactlyonce.checkpoint.transactions.settling import settle
+from exactlyonce.checkpoint.records.manifest import coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.succession import last_look
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest, settle, sweep
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.connections import Connections

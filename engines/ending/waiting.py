@@ -12,11 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Committable,
+    Manifest,
+    StoreCommittable,
+    TransactionalId,
+    transaction_prefix,
+)
 from exactlyonce.checkpoint.records.storage_url import described
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions

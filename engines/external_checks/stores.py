@@ -16,7 +16,7 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Blocks
-from exactlyonce.checkpoint.commits.of_stores import StagingSink, UnderWay
+from exactlyonce.checkpoint.commits.stores import StagingSink, UnderWay
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable

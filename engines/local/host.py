@@ -18,14 +18,12 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
-from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.events import PendingCheckpoint
-from exactlyonce.checkpoint.leader import Leader, Verdict
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Verdict
+from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Procedure, TransactionState
 from exactlyonce.checkpoint.succession import Succession
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked, Mailbox
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import as_fields

@@ -16,15 +16,12 @@ import msgspec
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided, Unresolved
+from exactlyonce.checkpoint.coordinator import Coordinator, JobState
+from exactlyonce.checkpoint.events import Decided, Verdict
 from exactlyonce.checkpoint.leader import UNTOLD, UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.records.manifest import Failure, Manifest
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Procedure, TransactionState
 from exactlyonce.checkpoint.restart import RestartStrategy
-from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages
@@ -377,7 +374,7 @@ class Job:
         self.host.start_workers(effect.attempt, effect.manifest, self._heard, self._lost)
         self.report.deployed([worker.pid for worker in self.host.workers if worker.pid is not None])
 
-    def _decided(self, plan: events.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
+    def _decided(self, plan: events.PendingCheckpoint, verdict: Verdict) -> None:
         if isinstance(verdict, Decided) and verdict.finalized:
             self.report.completed(plan, verdict, self.host.clock.monotonic_ms())
         self._feed(events.Concluded(plan.checkpoint, verdict))

@@ -15,8 +15,7 @@ from confluent_kafka import Message
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import End
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Manifest, TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg

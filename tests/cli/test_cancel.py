@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Procedure
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.checkpoint.records.manifest import TopicInfo
+from exactlyonce.checkpoint.requests import Outcome, Procedure
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines import asking, pipeline_resources

@@ -14,10 +14,9 @@ from confluent_kafka import Producer
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset, TopicInfo
+from exactlyonce.checkpoint.requests import ProducerState, TransactionState
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 from exactlyonce.cli.commands.doctor import as_text
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig

@@ -11,10 +11,9 @@ from contextlib import closing
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 
-from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, coordinator_id
+from exactlyonce.checkpoint.requests import ListedTransaction
 from exactlyonce.cli.commands.reset import going
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions

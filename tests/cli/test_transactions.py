@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import pipeline_resources
 from exactlyonce.engines.connections import Connections

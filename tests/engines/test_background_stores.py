@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.of_stores import UnderWay
+from exactlyonce.checkpoint.commits.stores import UnderWay
 from exactlyonce.engines.external_checks import stores
 from exactlyonce.engines.external_checks.stores import BackgroundStores, Stores
 from exactlyonce.pipeline.errors import StoreUnavailable

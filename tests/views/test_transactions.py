@@ -12,8 +12,7 @@ import pytest
 from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable, TopicInfo
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.client_config import ClientConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.commits.of_stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
+from exactlyonce.checkpoint.commits.stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.pipeline.errors import Halt
@@ -32,7 +32,7 @@ def check_stores(subject: Subject, findings: Findings) -> None:
         if view.growth:
             findings.add(
                 "stores", f"The table of sink {sink} {view.growth}", level=NOTE,
-                do="as it says, by a job beside the pipeline: docs/sinks/iceberg.md, Upkeep",
+                do="as it says, by a job beside the pipeline: docs/sinks/lakes.md, Upkeep",
             )  # fmt: skip
         if view.origin and subject.history is not None and subject.newest is not None:
             with findings.checking(f"the ledger of sink {sink}"):

@@ -22,10 +22,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided, keep_all
+from exactlyonce.checkpoint.decision import keep_all
 from exactlyonce.checkpoint.decision_log import fenced, superseded
-from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
+from exactlyonce.checkpoint.events import Ack, Decided, PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SPARK_SINK, Manifest, Output

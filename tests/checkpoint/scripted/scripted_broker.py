@@ -9,18 +9,18 @@ import msgspec
 from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
+from exactlyonce.checkpoint.commits.kafka import TransactionCommits
 from exactlyonce.checkpoint.decision import finish
-from exactlyonce.checkpoint.records.committable import Committable, Precommit, Written
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
-from exactlyonce.checkpoint.transactions.broker_answers import (
-    EndAnswer,
-    Fate,
-    ListedTransaction,
-    Outcome,
-    ProducerState,
-    TransactionState,
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Committable,
+    Finalized,
+    Manifest,
+    Precommit,
+    Repair,
+    Written,
 )
+from exactlyonce.checkpoint.requests import EndAnswer, Fate, ListedTransaction, Outcome, ProducerState, TransactionState
 
 
 def transactions(incarnation: int = 3, attempt: int = 1, timeout_ms: int = 100_000) -> TransactionCommits:
