@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exactlyonce.pipeline import hints, schema, wire
+from exactlyonce.pipeline import hints, shape, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.enrich import Calls
-from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.source import Source
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timed import Expiry, Timed
 from exactlyonce.pipeline.timers import Handling
 from exactlyonce.pipeline.windows import Revised, Tumbling
 
@@ -248,12 +247,12 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield _unknown(graph, Input(node.id), "they may be sent to another process")
     elif problem := _problem(lambda: wire.describe(node.type)):
         yield f"records may be sent to another process, and {problem}"
-    if node.key_type is not UNKNOWN and (problem := _problem(lambda: schema.describe(node.key_type))):
+    if node.key_type is not UNKNOWN and (problem := _problem(lambda: shape.describe(node.key_type))):
         yield f"the key must be encoded, and {problem}"
     kinds = {*hints.members(node.key_type)} - {UNKNOWN}
     if node.partitioned and kinds - {str, bytes, int}:
         yield (
-            f"partitioned= is about the keys of messages, and these are {schema.type_name(node.key_type)}: make key_by "
+            f"partitioned= is about the keys of messages, and these are {shape.type_name(node.key_type)}: make key_by "
             f"return text, bytes or an int, as the messages have it, or leave it out"
         )
     above = graph.above(node.id)
@@ -299,7 +298,7 @@ def _lets_out(graph: LogicalGraph, loop: Node) -> bool:
 def _problem(describe: Callable[[], Any]) -> str | None:
     try:
         describe()
-    except schema.UnsupportedType as error:
+    except shape.UnsupportedType as error:
         return str(error)
     return None
 

@@ -42,7 +42,7 @@ from exactlyonce.pipeline.errors import (
     text_of,
 )
 from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
-from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
