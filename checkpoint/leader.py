@@ -19,14 +19,19 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.of_stores import NOTED_INTERVAL_MS, StagedCommits
-from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
-from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Refuse
-from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved, decide, finalize, finish
+from exactlyonce.checkpoint.commits.kafka import TransactionCommits
+from exactlyonce.checkpoint.commits.stores import NOTED_INTERVAL_MS, StagedCommits
+from exactlyonce.checkpoint.decision import CommitProtocol, Dropped, Expire, decide, finalize, finish
 from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
-from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
-from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
-from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id, erased_incarnation, transaction_prefix
+from exactlyonce.checkpoint.events import (
+    Ack,
+    Decided,
+    PendingCheckpoint,
+    Refuse,
+    Verdict,
+)
+from exactlyonce.checkpoint.kept_blocks import Retention
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
@@ -36,19 +41,20 @@ from exactlyonce.checkpoint.records.manifest import (
     LATE_BELOW_LATEST,
     RESTORED,
     SAVEPOINT,
+    CheckpointStats,
     Failure,
     Incarnation,
     Manifest,
+    Precommit,
     Restored,
+    coordinator_id,
+    erased_incarnation,
     skips_between,
+    transaction_prefix,
 )
-from exactlyonce.checkpoint.records.stats import CheckpointStats
-from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
-from exactlyonce.checkpoint.requests import Outputs, Procedure, R, relayed
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.checkpoint.transactions.commit import incarnation_latest
+from exactlyonce.checkpoint.requests import Outcome, Outputs, Procedure, R, relayed
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest, settle
 from exactlyonce.checkpoint.transactions.resolution import Resolution
-from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     Fenced,
@@ -74,8 +80,6 @@ LATE_SPAN = 10_000
 """So many records of an operator, at most, stand for all that came before a checkpoint."""
 UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, Outdated, InvariantViolation)
 """Errors that do not end a pipeline, or after which this incarnation may not act: `Leader.fail` is not for them."""
-
-Verdict = Decided | Refuse | Unresolved
 
 
 class LateRecords:
@@ -259,7 +263,7 @@ class Leader:
             if manifests or blocks:
                 outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
                 self._require(outcome)
-        yield ask.GoOnFrom(self.manifest)
+        yield ask.SetPosition(self.manifest)
         yield ask.Reached("coordinator-swept")
         return self.manifest
 
@@ -399,14 +403,14 @@ class Leader:
         """Raise Halt if an input was deleted or made anew; added partitions are read from here on."""
         yield ask.LookAtInputs(self.manifest)
         yield from self._look_elsewhere()
-        yield ask.GoOnFrom(self.manifest)
+        yield ask.SetPosition(self.manifest)
 
     def _look_elsewhere(self) -> Procedure[None]:
-        """`LookElsewhere`. Another cluster that is away is waited for as long as a store, with heartbeats."""
+        """`CheckRemoteInputs`. Another cluster that is away is waited for as long as a store, with heartbeats."""
 
         def attempt(_: int) -> Procedure[None]:
             try:
-                yield ask.LookElsewhere(self.manifest)
+                yield ask.CheckRemoteInputs(self.manifest)
             except BrokerUnavailable as error:
                 if self._clock.monotonic_ms() >= self._noted_ms + NOTED_INTERVAL_MS:
                     self._noted_ms = self._clock.monotonic_ms()
@@ -472,25 +476,25 @@ class Leader:
             self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
-        yield ask.GoOnFrom(verdict.manifest)
+        yield ask.SetPosition(verdict.manifest)
         self._late.decided(plan)
         self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
             self._retain(plan, verdict.manifest)
 
     def _retain(self, plan: PendingCheckpoint, manifest: Manifest) -> None:
-        blocks = references_of(plan, manifest)
+        blocks = plan.references(manifest)
         self.retention.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
 
     def _check_topics(self) -> Procedure[None]:
         """Raise Halt if an input or output topic was replaced."""
         if self.log.history.latest is not None:
             yield ask.LookAtTopics(self.manifest)
-            yield ask.GoOnFrom(self.manifest)
+            yield ask.SetPosition(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         """Refuse the checkpoint if a block of state, in-flight records or staged rows is missing."""
-        refs = [*listed_by(plan)]
+        refs = [*plan.listed()]
         refs += [ref for ack in plan.acks.values() if ack.channel_log is not None for ref in ack.channel_log.blocks]
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
@@ -551,7 +555,7 @@ class Leader:
             block_end_offsets=self.retention.ends_to_note(plan.checkpoint, plan.base, final=plan.final),
             written_bytes=sum(size for n, size in sizes.items() if n <= plan.checkpoint),
             offsets=tuple(offsets),
-            operators=operators_of(plan),
+            operators=plan.operators,
             order_logs=tuple(plan.order_logs),
             committables=(),
             sinks=outputs,
@@ -563,7 +567,7 @@ class Leader:
             outputs_by_partition=plan.outputs_by_partition,
         )
         for protocol in self._protocols:
-            manifest = protocol.entered(manifest, plan, self.log.history.latest)
+            manifest = protocol.with_committables(manifest, plan, self.log.history.latest)
         return config.filled(manifest)
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:

@@ -14,10 +14,8 @@ from exactlyonce.checkpoint.block_storage import (
 )
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, TopicInfo, indexes_of, named_by
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.references import indexes_of, named_by
 from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig

@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.of_stores import StagingSink
+from exactlyonce.checkpoint.commits.stores import StagingSink
+from exactlyonce.checkpoint.kept_blocks import BlockRetention
 from exactlyonce.checkpoint.leader_config import LeaderConfig
-from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import processes
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -108,5 +108,5 @@ def connected(
             bounded=True, staging=staging, store_timeout_ms=STORE_TIMEOUT_MS, storage=storage,
         )  # fmt: skip
         settings = msgspec.structs.replace(ALL_RETAINED, storage=storage)
-        connections.lead(leader_config, KnownBlocks(settings, staging=bool(staging)))
+        connections.lead(leader_config, BlockRetention(settings, staging=bool(staging)))
         yield connections

@@ -13,8 +13,6 @@
     │   ├── BrokerUnavailable   no broker answers (retriable)
     │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
-    │   │   ├── NoSuchObject        connectors.postgres.refusals: an object of a statement does not exist
-    │   │   └── UnknownTransaction  connectors.mysql.refusals: the server does not know it, which proves nothing
     │   ├── StoreUnavailable    a store does not answer (retriable)
     │   │   └── LockHeld            connectors.postgres.refusals: another session holds a lock
     │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import ENGINES, announced, loaded
 from exactlyonce.pipeline.loading import inline, refuse_while_importing, resolved
 from exactlyonce.pipeline.stream import Pipeline
 
@@ -196,11 +197,9 @@ def run(pipeline: Pipeline | str, engine: str = "local", **settings: Unpack[RunS
     Returns the last checkpoint; None: a standby run was stopped before it led. Raises `exactlyonce.errors`.
     """
     refuse_while_importing()
-    from importlib.metadata import entry_points  # a worker starts faster without it
-
-    engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
+    engines = announced(ENGINES)
     if engine not in engines:
         raise ConfigError(f"there is no engine {engine!r}; installed: {', '.join(sorted(engines)) or 'none'}")
-    loaded = inline(pipeline) if isinstance(pipeline, Pipeline) and settings.get("inline") else resolved(pipeline)
-    result: RunResult | None = engines[engine].load()(loaded, **settings)
+    named = inline(pipeline) if isinstance(pipeline, Pipeline) and settings.get("inline") else resolved(pipeline)
+    result: RunResult | None = loaded(engines[engine])(named, **settings)
     return result

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
+from exactlyonce.checkpoint.records.manifest import BlockRef, Precommit, StagedAck
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 if TYPE_CHECKING:  # else each description would load the schemas of the checkpoint topic

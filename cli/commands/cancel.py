@@ -48,7 +48,7 @@ def cancel(args: argparse.Namespace) -> int:
     from exactlyonce.cli.lines import note_for
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
     from exactlyonce.engines import asking
-    from exactlyonce.engines.traces import erase_condemned
+    from exactlyonce.engines.pipeline_resources import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config, note = duration_ms(args.timeout, "--timeout"), client(args), note_for(args)
@@ -97,7 +97,7 @@ def _as_json(history: History) -> str:
 
 def _as_text(history: History, seen: History) -> str:
     """*seen* is the history before the cancellation: it names the stores that keep their rows."""
-    from exactlyonce.engines.traces import stores_of
+    from exactlyonce.engines.pipeline_resources import stores_of
 
     ended = f"{history.pipeline} is cancelled: no transaction is open, and undecided work is dropped."
     if _deleted(history):

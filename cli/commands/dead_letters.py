@@ -16,7 +16,8 @@ import msgspec
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, at_least_one, client
 from exactlyonce.cli.text import table
 from exactlyonce.pipeline.errors import ConfigError, TopicError
-from exactlyonce.pipeline.moments import moment_of, ms_of, shown_time
+from exactlyonce.pipeline.moments import ms_of, shown_time
+from exactlyonce.pipeline.positions import TIME, Positions
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
@@ -103,12 +104,9 @@ def add(commands: Commands) -> None:
 
 def _time(text: str) -> int:
     try:
-        moment = moment_of(text)
+        return ms_of(Positions("the time", (TIME,)).read(text))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if moment is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write one as 2026-11-01T00:00:00Z")
-    return ms_of(moment)
 
 
 def _regex(text: str) -> re.Pattern[str]:

@@ -31,6 +31,7 @@ from exactlyonce.cli.arguments import (
 from exactlyonce.pipeline.avro import as_plain_schema, avro_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.positions import BEGINNING
 from exactlyonce.pipeline.secrets import is_reference, look_up
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 
@@ -110,10 +111,7 @@ def add(commands: Commands) -> None:
     importing.add_argument("--query", metavar="SQL", help="the rows are those of this query")
     help_text = "write the savepoint below URL: /folder, hdfs://host:port/folder or s3://bucket/prefix"
     importing.add_argument("--to", metavar="URL", required=True, help=help_text)
-    help_text = (
-        "where the sources go on: group:NAME, at the offsets of a consumer group; earliest; latest; a time; start, "
-        "where each source says itself; or offsets by topic and partition in JSON (default: those of --base)"
-    )
+    help_text = f"where the sources go on (default: as --base): {BEGINNING}"
     importing.add_argument("--offsets", metavar="WHERE", help=help_text)
     help_text = "take over all other state from savepoint N, or from one that was exported to URL"
     importing.add_argument("--base", metavar="N|URL", help=help_text)

@@ -26,22 +26,23 @@ _PROBE = "probe"
 
 
 class LocalFolder:
-    """The `Folder` *inner*, created below the existing *root*. Errors begin with *what*."""
+    """The `Folder` *inner*, created below *root*, which exists unless *makes_root*. Errors begin with *what*."""
 
-    def __init__(self, root: Path, inner: str, what: str = STORAGE) -> None:
-        self._root = root
+    def __init__(self, root: Path, inner: str, what: str = STORAGE, *, makes_root: bool = False) -> None:
+        self._root, self._makes_root = root, makes_root
         self._path = root / inner
         self.url = f"file://{self._path}"
         self._what, self._named = what, f"{what} {self.url}"
 
     def check(self) -> None:
-        if not self._root.is_dir():
+        if not (self._makes_root or self._root.is_dir()):
             raise ConfigError(f"{self._what} file://{self._root} does not exist: create the folder, or mount it.")
         with self._explained():
-            for folder in (*reversed(self._path.relative_to(self._root).parents), self._path.relative_to(self._root)):
-                path = self._root / folder
-                path.mkdir(exist_ok=True)
-                _sync(path.parent if path != self._root else path)
+            missing = [folder for folder in (self._root, *self._root.parents) if not folder.exists()]
+            below = len(self._path.relative_to(self._root).parts)
+            for folder in reversed([self._path, *self._path.parents][: below + len(missing)]):
+                folder.mkdir(exist_ok=True)
+                _sync(folder.parent)
             probe = self._path / f"{_PROBE}-{os.getpid()}-{os.urandom(4).hex()}"
             try:
                 _write(probe, b"probe")

@@ -17,9 +17,8 @@ from typing import TypeVar
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, UnreadableBlock, verified_value
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.checkpoint.records.storage_url import parts_of
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.blocks.folder import CHECKPOINT_STORAGE, STORAGE, Folder, FolderOfLargeFiles
 from exactlyonce.connectors.blocks.hdfs import HdfsFolder
 from exactlyonce.connectors.blocks.local import LocalFolder
@@ -136,12 +135,15 @@ def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
 
 
-def folder_of(url: str, inner: str, what: str = STORAGE) -> FolderOfLargeFiles:
-    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*."""
+def folder_of(url: str, inner: str, what: str = STORAGE, *, makes_root: bool = False) -> FolderOfLargeFiles:
+    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*.
+
+    A local *url* must exist, lest a disk that is not mounted be taken for an empty one; or *makes_root* creates it.
+    """
     scheme, host, path = parts_of(url)
     match scheme:
         case "file":
-            return LocalFolder(Path("/", path), inner, what)
+            return LocalFolder(Path("/", path), inner, what, makes_root=makes_root)
         case "s3":
             return S3Folder(host, f"{path}/{inner}" if path else inner, what)
         case "hdfs":

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
+from exactlyonce.checkpoint.records.manifest import Committable, Written
+from exactlyonce.checkpoint.requests import ListedTransaction
 from exactlyonce.connectors.confluent import NOW, make_producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log, RecordsGone

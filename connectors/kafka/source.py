@@ -297,14 +297,15 @@ class KafkaSource(Source[T]):
         Raises `ConfigError` if *start* or the offsets of *start_group* do not fit the topic.
         """
         offsets = self._start_offsets(source, topics)
-        if self.start_group is None:
-            return offsets
+        return offsets | (self.group_offsets(source, topics, self.start_group) if self.start_group is not None else {})
+
+    def group_offsets(self, source: str, topics: Topics, group: str, setting: str = "start_group") -> dict[int, int]:
         from exactlyonce.connectors.kafka.start_group import committed
 
-        return {**offsets, **committed(topics, source, self.start_group, self.topic_name)}
+        return committed(topics, source, group, self.topic_name, setting, self.place)
 
-    def starting(self, start: Start | None, group: str | None) -> KafkaSource[T]:
-        return self._with(start=self.start if start is None else start, start_group=group)
+    def starting(self, start: Start) -> KafkaSource[T]:
+        return self._with(start=start, start_group=None)
 
     def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
         """The offsets of *start*."""

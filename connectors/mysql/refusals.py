@@ -49,14 +49,6 @@ _VALUE = frozenset((1048, 1216, 1264, 1265, 1292, 1364, 1366, 1406, 1452, 1690, 
 _ALTER = "The table has changed since the rows were encoded, or a constraint forbids them: ALTER TABLE, then run again."
 
 
-UNKNOWN = frozenset((1094, 1397))
-"""There is no such thread, or no such XID for this connection."""
-
-
-class UnknownTransaction(StoreError):
-    """There is nothing of that name for this connection."""
-
-
 def number_of(error: pymysql.MySQLError) -> int:
     """The server's number of an error, the driver's without a server, else -1."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else -1
@@ -80,8 +72,7 @@ def as_ours(error: pymysql.MySQLError, address: MySQLAddress, timeout_s: float) 
     if number in _AWAY:
         return refusals.passing(server, f"it {_AWAY[number]}", message)
     how = _HOW.get(number) or (_ALTER if number in _VALUE else "Correct it, then run again; nothing is lost.")
-    kind = UnknownTransaction if number in UNKNOWN else StoreError
-    return refusals.refused(server, message, how.format(database=address.database), kind)
+    return refusals.refused(server, message, how.format(database=address.database))
 
 
 def _without_answer(

@@ -17,9 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided
-from exactlyonce.checkpoint.events import PendingCheckpoint
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink
 from exactlyonce.engines.bounded.stop_offsets import rest
@@ -186,8 +184,8 @@ def _common(
         drops_fields=options.allow_dropped_fields,
         skips=connections.skips,
         incremental=options.checkpoint.incremental,
-        output_partitions=connections.surroundings.outputs.partitions,
-        partitioners=connections.surroundings.outputs.partitioners,
+        output_partitions=connections.pipeline_topics.outputs.partitions,
+        partitioners=connections.pipeline_topics.outputs.partitioners,
     )
 
 

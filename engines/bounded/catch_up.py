@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
-from exactlyonce.checkpoint.records.columns import COLUMNS_SIZE_MAX
+from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
@@ -26,13 +26,14 @@ from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.splits import splittable_tasks
 from exactlyonce.engines.bounded.stages import refuse_unbounded
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
+from exactlyonce.engines.bounded.stop_offsets import first_part, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
-from exactlyonce.engines.connections import beside
+from exactlyonce.engines.connections import with_heartbeat
+from exactlyonce.engines.external_checks.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
@@ -40,7 +41,6 @@ from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to_distribute
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.durations import shown_duration
@@ -48,6 +48,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.positions import LATEST, Position
 from exactlyonce.pipeline.sizes import counted
 
 FOLLOW_PAUSE_MIN_S = 0.1
@@ -184,7 +185,8 @@ class CatchUp:
     loaded: Loaded
     options: RunOptions
     progress: CatchUpProgress
-    stop_offsets: StopOffsets = field(default_factory=StopOffsets)
+    to: Position = LATEST
+    """Where it ends."""
     chunk_records: int | None = None
     """The most records of a checkpoint; None: by the number of units and the free staging room, see `chunk_records`."""
     _: KW_ONLY
@@ -264,7 +266,7 @@ class CatchUp:
             self.progress.note(text)
 
         with closing(self._connections(physical, note, in_process, THIS_MACHINE)) as connections:
-            inputs = connections.surroundings.inputs
+            inputs = connections.pipeline_topics.inputs
             if begun is not None:
                 check_operators(physical.graph, begun)
                 inputs.check_continuity(begun)
@@ -368,14 +370,14 @@ class CatchUp:
     def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> bool:
         """Advance to the present stop offsets; False if the work stands there."""
         connections.drive(connections.leader.look_at_inputs())
-        remaining = self._remaining(connections.surroundings.inputs, connections.surroundings.offsets)
+        remaining = self._remaining(connections.pipeline_topics.inputs, connections.pipeline_topics.offsets)
         total = _offsets_in(remaining)
         if not total:
             return False
         self.progress.began(summary.manifest, total)
 
         def with_upkeep(submit: Submit, stage: str, work: Sequence[bytes]) -> list[bytes]:
-            return beside(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
+            return with_heartbeat(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
 
         publish = partial(with_upkeep, in_process_keeping) if self.follow else None
         most = self.chunk_records or CHUNK_RECORDS
@@ -415,7 +417,7 @@ class CatchUp:
 
     def _remaining(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
         """The ranges from *starts* to the stop offsets."""
-        return readings(starts, self.stop_offsets.ends(inputs, starts), inputs.others)
+        return readings(starts, stop_offsets(self.to, inputs, starts), inputs.others)
 
 
 def _offsets_in(ranges: Iterable[Reading]) -> int:
@@ -458,7 +460,7 @@ def chunk_records(
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
     """The most subtasks that a manifest has room for; ConfigError if the plan has more."""
-    topics = connections.surroundings
+    topics = connections.pipeline_topics
     most = subtasks_max(physical.graph, topics.inputs.counted, topics.outputs.foreseen)
     if physical.parallelism > most:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The abort of undecided output: a pipeline's transactions in Kafka, and prepared output in its stores.
+"""The abort of a pipeline's undecided transactions in Kafka.
 
 Invariants: nothing named by a manifest or a repair is aborted. The coordinator is fenced first, and the decisions are
 read after that, so that no decision can come in between. Output of an incarnation that the fence may have missed is
@@ -12,28 +12,22 @@ from contextlib import closing
 from threading import Event
 from typing import NamedTuple
 
-from exactlyonce.checkpoint.records.committable import coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
-from exactlyonce.checkpoint.transactions.last_look import last_look
-from exactlyonce.checkpoint.transactions.settling import settle
+from exactlyonce.checkpoint.records.manifest import coordinator_id, transaction_prefix
+from exactlyonce.checkpoint.succession import last_look
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest, settle, sweep
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.ending.waiting import (
-    BY_NAME,
-    StagedOutput,
+    TRANSACTION,
     WaitingOutput,
     find_transactions,
     open_ids,
     unfinalized_committables,
 )
-from exactlyonce.engines.surroundings.stores import PipelineStores
-from exactlyonce.engines.traces import Traces, stores_of
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt
-from exactlyonce.pipeline.graph import LogicalGraph
 
 SETTLED_TIMEOUT_MS = 30_000
 SETTLED_POLL_S = 0.05
@@ -42,8 +36,6 @@ SETTLED_POLL_S = 0.05
 class AbortedOutput(NamedTuple):
     aborted: list[WaitingOutput]
     left: list[WaitingOutput]
-    unasked: dict[str, str]
-    """Why a store was not asked, by sink."""
 
 
 def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) -> None:
@@ -58,46 +50,46 @@ def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) 
                 f"Checkpoint {output.decided_in} has decided {name}: it must become visible, for its input is not read "
                 f"again. Nothing was aborted. Run the pipeline, or `transactions commit`."
             )
-        if not output.holds:
+        if output.kind != TRANSACTION:
             raise ConfigError(
                 f"{name} holds nobody back: it waits in blocks or files that the next run drops. Nothing was aborted."
             )
 
 
-def abort_undecided(
-    config: ClientConfig, traces: Traces, names: Collection[str] = (), graph: LogicalGraph | None = None
-) -> AbortedOutput:
+def abort_undecided(config: ClientConfig, resources: PipelineResources, names: Collection[str] = ()) -> AbortedOutput:
     """Fence the coordinator, then abort its undecided output, or only *names* if any are given.
 
-    `Halt` where the decisions cannot be read. Only incarnations known to *traces* are aborted, for the fence came after
+    `Halt` where the decisions cannot be read. Only incarnations in *resources* are aborted, for the fence came after
     all of them. One that has begun since is not fenced if it is seen right before the fence. Nothing is aborted if the
     log shows it after the fence. If it begins later still, its transactions are not touched.
     """
-    newest = _newest(traces)
-    topic = find_topic(config, traces.pipeline)
-    with closing(Connections(config, traces.pipeline)) as connections:
+    newest = _newest(resources)
+    topic = find_topic(config, resources.pipeline)
+    with closing(Connections(config, resources.pipeline)) as connections:
         log, transactions = connections.open_log(topic), connections.transactions
         partitions = [(topic.name, partition) for partition in range(topic.partitions)]
-        _require_no_newer(connections.drive(last_look(traces.pipeline, log.peek_at_stable, connections.clock)), newest)
-        connections.drive(settle(coordinator_id(traces.pipeline), partitions))
+        _require_no_newer(
+            connections.drive(last_look(resources.pipeline, log.peek_at_stable, connections.clock)), newest
+        )
+        connections.drive(settle(coordinator_id(resources.pipeline), partitions))
         history = _settled(connections)
         _require_no_newer(history, newest)
-        ids = open_ids(transactions, traces.pipeline)
+        ids = open_ids(transactions, resources.pipeline)
         listed = [transaction for transaction in ids if incarnation_latest([transaction]) <= newest]
         outputs = find_transactions(transactions, listed, history)
-        staged = _in_stores(config, topic, history, newest, graph, names, outputs)
+        require_undecided(outputs, names)
         protected = {output.name for output in outputs if output.is_decided} | unfinalized_committables(history).keys()
         if names:
-            every = {listed.transactional_id for listed in transactions.list(transaction_prefix(traces.pipeline))}
+            every = {listed.transactional_id for listed in transactions.list(transaction_prefix(resources.pipeline))}
             protected |= every - set(names)
         procedure = sweep(
-            traces.pipeline, newest + 1, 0, protected=protected, fenced_below=(newest + 1, 0),
+            resources.pipeline, newest + 1, 0, protected=protected, fenced_below=(newest + 1, 0),
             outputs={(place.topic, place.partition) for output in outputs for place in output.places},
         )  # fmt: skip
         connections.drive(procedure)
     aborted = [output for output in outputs if not output.is_decided and (not names or output.name in names)]
     left = [output for output in outputs if output not in aborted]
-    return AbortedOutput([*aborted, *staged.waiting], left, staged.unasked)
+    return AbortedOutput(aborted, left)
 
 
 def _require_no_newer(history: History, newest: int) -> None:
@@ -108,41 +100,17 @@ def _require_no_newer(history: History, newest: int) -> None:
         )
 
 
-def _newest(traces: Traces) -> int:
+def _newest(resources: PipelineResources) -> int:
     """The newest known incarnation; Halt if the decisions are not known."""
-    if traces.topic is None:
+    if resources.topic is None:
         raise Halt(
-            f"The topic of {traces.pipeline}'s decisions is gone, so it is not known which of its transactions are "
-            f"decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which aborts all."
+            f"The topic of {resources.pipeline}'s decisions is gone, so it is not known which of its transactions are "
+            f"decided. Restore it, or forget the pipeline by `exactlyonce reset {resources.pipeline}`, which aborts "
+            f"all."
         )
-    if traces.history is None:
-        raise Halt(traces.unreadable)
-    return max(traces.history.incarnation_latest, incarnation_latest(traces.transactions))
-
-
-def _in_stores(
-    config: ClientConfig, topic: TopicInfo, history: History, newest: int, graph: LogicalGraph | None,
-    names: Collection[str], outputs: list[WaitingOutput],
-) -> StagedOutput:  # fmt: skip
-    """Roll back undecided output prepared in stores, and return it.
-
-    Nobody can decide on it any more: its coordinators are fenced, and a newer one names only its own workers' output.
-    """
-    staged = StagedOutput()
-    if graph is None:
-        require_undecided(outputs, names)
-        return StagedOutput(unasked=dict.fromkeys(stores_of(history), BY_NAME))
-    blocks = block_storage(config, topic, history.storage)
-    with closing(blocks), closing(PipelineStores(graph, blocks)) as stores:
-        staged.look_at(stores)
-        waiting = [output for sink in sorted(staged.views) for output in staged.undecided(sink, history)]
-        require_undecided([*outputs, *waiting], names)
-        for sink in staged.views:
-            own = {output.name: output for output in waiting if output.sink == sink}
-            chosen = [name for name in own if not names or name in names]
-            rolled_back = set(stores.roll_back(sink, chosen, newest, topic.topic_id)) if chosen else set()
-            staged.waiting += [output for name, output in own.items() if name in rolled_back]
-    return staged
+    if resources.history is None:
+        raise Halt(resources.unreadable)
+    return max(resources.history.incarnation_latest, incarnation_latest(resources.transactions))
 
 
 def _settled(connections: Connections) -> History:

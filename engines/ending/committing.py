@@ -18,8 +18,8 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.ending.waiting import WaitingOutput
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.engines.short_incarnation import short_incarnation
-from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.graph import LogicalGraph
 
@@ -37,16 +37,18 @@ def require_decided(waiting: Collection[WaitingOutput], names: Collection[str]) 
             )
 
 
-def unfinished(traces: Traces, graph: LogicalGraph | None) -> Manifest | None:
+def unfinished(resources: PipelineResources, graph: LogicalGraph | None) -> Manifest | None:
     """The checkpoint to finish, if there is one; raises if that cannot be done here. Nothing is changed."""
-    if traces.topic is None or traces.history is None:
-        raise Halt(traces.unreadable or f"There is no topic of {traces.pipeline}'s decisions: nothing is decided.")
-    if traces.is_sink:
-        raise ConfigError(
-            f"{traces.pipeline} is a sink of Spark: start its query again, which commits first what is decided."
+    if resources.topic is None or resources.history is None:
+        raise Halt(
+            resources.unreadable or f"There is no topic of {resources.pipeline}'s decisions: nothing is decided."
         )
-    traces.history.halt_if_damaged()
-    manifest = traces.history.unfinalized
+    if resources.is_sink:
+        raise ConfigError(
+            f"{resources.pipeline} is a sink of Spark: start its query again, which commits first what is decided."
+        )
+    resources.history.halt_if_damaged()
+    manifest = resources.history.unfinalized
     if manifest is not None and manifest.staged and graph is None:
         sinks = ", ".join(sorted({staged.sink for staged in manifest.staged}))
         raise ConfigError(
@@ -65,16 +67,16 @@ class FinishedCheckpoint(NamedTuple):
 
 def finish(
     config: ClientConfig,
-    traces: Traces,
+    resources: PipelineResources,
     graph: LogicalGraph | None,
     note: Callable[[str], None],
     *,
     take_over: bool,
 ) -> FinishedCheckpoint:
-    """Finish the decided checkpoint. ConfigError, and nothing is changed, if that was done since *traces* were found,
-    or another coordinator does it; *take_over*: one that lived then is fenced."""
-    assert traces.history is not None, "see `unfinished`"
-    short = short_incarnation(config, traces.history, graph, note, take_over=take_over, require=_require_unfinalized)
+    """Finish the decided checkpoint. ConfigError, and nothing is changed, if that was done since *resources* were
+    found, or another coordinator does it; *take_over*: one that lived then is fenced."""
+    assert resources.history is not None, "see `unfinished`"
+    short = short_incarnation(config, resources.history, graph, note, take_over=take_over, require=_require_unfinalized)
     with short as connections:
         manifest = connections.log.history.unfinalized
         checkpoint = manifest.checkpoint if manifest is not None else None

@@ -12,15 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Committable,
+    Manifest,
+    StoreCommittable,
+    TransactionalId,
+    transaction_prefix,
+)
 from exactlyonce.checkpoint.records.storage_url import described
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.committer import SetAside, StoreView
@@ -76,8 +82,6 @@ class WaitingOutput:
     """The place, unless that is Kafka."""
     next: str = ""
     """A sentence on what happens next."""
-    holds: bool = True
-    """Whether it holds back readers, or locks in a store: only then can it be aborted."""
 
     @property
     def is_decided(self) -> bool:
@@ -264,8 +268,6 @@ class StagedOutput:
     """The answers of the stores, by sink."""
     kinds: dict[str, str] = field(default_factory=dict)
     """The `StoreCommittable.kind` that each sink sets aside."""
-    holding: set[str] = field(default_factory=set)
-    """The sinks whose waiting output holds locks in the store."""
     unasked: dict[str, str] = field(default_factory=dict)
     """The reasons why stores were not asked, did not answer, or show only a part, by sink."""
     failed: set[str] = field(default_factory=set)
@@ -273,7 +275,6 @@ class StagedOutput:
 
     def look_at(self, stores: PipelineStores) -> None:
         self.kinds.update(stores.kinds)
-        self.holding.update(stores.holding)
         for sink in stores.names:
             try:
                 view = stores.look(sink)
@@ -317,7 +318,6 @@ class StagedOutput:
                     name=waits.name, kind=self.kinds[sink], state="waits", sink=sink, subtask=waits.subtask,
                     incarnation=waits.incarnation, attempt=str(waits.attempt), checkpoint=waits.checkpoint,
                     started_at_ms=waits.since_ms, where="set aside in the store", next=DROPPED,
-                    holds=sink in self.holding,
                 )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, a
 
 
 class _Builder:
-    """Builds the subtasks of one worker: the `Ends` of one task at a time."""
+    """Builds the subtasks of one worker: the `TaskIO` of one task at a time."""
 
     def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, parts: WorkerParts) -> None:
         self.start, self.send_message, self.plan, self.clients, self.parts = start, send, plan, clients, parts

@@ -18,18 +18,17 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
-from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.events import PendingCheckpoint
-from exactlyonce.checkpoint.leader import Leader, Verdict
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Verdict
+from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Procedure, TransactionState
 from exactlyonce.checkpoint.succession import Succession
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked, Mailbox
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import as_fields
 from exactlyonce.engines.connections import C
+from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import Report
@@ -37,7 +36,6 @@ from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Wor
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan
-from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, EndedAtOnce, ExactlyOnceError, UserError
 from exactlyonce.pipeline.loading import Reference
@@ -279,7 +277,7 @@ class LocalHost:
 
     def _start_message(self, subtask: int, attempt: int, manifest: Manifest, channels: dict[str, int]) -> msg.Start:
         connections, options = self._connections, self._options
-        checkpoint, topics = options.checkpoint, connections.surroundings
+        checkpoint, topics = options.checkpoint, connections.pipeline_topics
         return msg.Start(
             reference=self._reference,
             parallelism=self._plan.parallelism,
@@ -308,7 +306,7 @@ class LocalHost:
 
     @property
     def added(self) -> Offsets:
-        return self._connections.surroundings.added
+        return self._connections.pipeline_topics.added
 
     def _channel_sockets(self) -> tuple[list[list[socket.socket]], list[dict[str, int]]]:
         """The sockets that each subtask inherits, and their file descriptors by channel name."""

@@ -16,24 +16,21 @@ import msgspec
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided, Unresolved
+from exactlyonce.checkpoint.coordinator import Coordinator, JobState
+from exactlyonce.checkpoint.events import Decided, Verdict
 from exactlyonce.checkpoint.leader import UNTOLD, UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.records.manifest import Failure, Manifest
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Procedure, TransactionState
 from exactlyonce.checkpoint.restart import RestartStrategy
-from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
+from exactlyonce.engines.external_checks.preflight import Offsets
+from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report
-from exactlyonce.engines.local.whereabouts import Whereabouts
+from exactlyonce.engines.local.watchdog import WorkerWatchdog
 from exactlyonce.engines.local.workers import LastOutput
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, share_of
-from exactlyonce.engines.surroundings.preflight import Offsets
-from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     BEFORE_ANYTHING_RAN,
     EndedAtOnce,
@@ -137,7 +134,7 @@ class Attempt:
     """The workers of an attempt, as far as known."""
 
     last_output: LastOutput
-    whereabouts: Whereabouts = field(default_factory=Whereabouts)
+    watchdog: WorkerWatchdog = field(default_factory=WorkerWatchdog)
     ready: set[int] = field(default_factory=set)
     finished: set[tuple[str, int]] = field(default_factory=set)
     """The subtasks of sources that have reached their targets."""
@@ -224,8 +221,8 @@ class Job:
             if self.end is None:
                 action()
         if self.end is None:
-            now_s, whereabouts = self.host.monotonic_s(), self._attempt.whereabouts
-            self._feed(events.Tick(whereabouts.hanging(now_s), whereabouts.slow()))
+            now_s, watchdog = self.host.monotonic_s(), self._attempt.watchdog
+            self._feed(events.Tick(watchdog.hanging(now_s), watchdog.slow()))
             self.report.live(self.core)
         if self.end is not None and not self._concluding:
             self._concluding = True
@@ -271,8 +268,8 @@ class Job:
 
     def _stopped_too_late(self) -> None:
         why = f"none was complete within {setting('stop_timeout')}, {self.options.checkpoint.stop_timeout_ms} ms"
-        whereabouts = self._attempt.whereabouts
-        reasons = filter(None, (why, whereabouts.hanging(self.host.monotonic_s()), whereabouts.slow()))
+        watchdog = self._attempt.watchdog
+        reasons = filter(None, (why, watchdog.hanging(self.host.monotonic_s()), watchdog.slow()))
         self._failed(_stopped_short(self.core.manifest, "; ".join(reasons), self.core.attempt.deciding))
 
     def end_at_once(self) -> None:
@@ -373,11 +370,11 @@ class Job:
 
     def _deploy(self, effect: events.Deploy) -> None:
         self._attempt = Attempt(self._attempt.last_output)
-        self._attempt.whereabouts.started(self.plan.parallelism, self.host.monotonic_s())
+        self._attempt.watchdog.started(self.plan.parallelism, self.host.monotonic_s())
         self.host.start_workers(effect.attempt, effect.manifest, self._heard, self._lost)
         self.report.deployed([worker.pid for worker in self.host.workers if worker.pid is not None])
 
-    def _decided(self, plan: events.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
+    def _decided(self, plan: events.PendingCheckpoint, verdict: Verdict) -> None:
         if isinstance(verdict, Decided) and verdict.finalized:
             self.report.completed(plan, verdict, self.host.clock.monotonic_ms())
         self._feed(events.Concluded(plan.checkpoint, verdict))
@@ -388,7 +385,7 @@ class Job:
         self._feed(events.Failed(reason))
 
     def _heard(self, worker: Worker, message: Any) -> None:
-        if text := self._attempt.whereabouts.heard(worker.subtask, message, self.host.monotonic_s()):
+        if text := self._attempt.watchdog.heard(worker.subtask, message, self.host.monotonic_s()):
             self.report.note(text)
         self._attempt.last_output.heard(message)
         match message:
@@ -420,7 +417,7 @@ class Job:
                 "between processes (time, random numbers, the environment). Make it the same on every import."
             )
         self._attempt.ready.add(subtask)
-        self._attempt.whereabouts.ready(subtask)
+        self._attempt.watchdog.ready(subtask)
         if len(self._attempt.ready) == self.plan.parallelism:
             self._feed(events.Deployed())
 

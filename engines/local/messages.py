@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset, TopicInfo
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.runtime.notes import Repeated
 

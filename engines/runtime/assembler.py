@@ -1,7 +1,7 @@
 """The assembler makes, restores and wires the operators of one subtask of a task. Every engine uses it.
 
 Invariant: a task has the same operators in every engine, in the same order, wired alike. Engines differ only in the
-`Ends`: where records come from and go to.
+`TaskIO`: where records come from and go to.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RestoredEdge(NamedTuple):
     push: Push
 
 
-class Ends(Protocol):
+class TaskIO(Protocol):
     """The sources, channels and sinks that the operators of one subtask are wired to."""
 
     def read(self, node: Node, head: ops.BatchOperator) -> None:
@@ -383,17 +383,17 @@ class Assembler:
                 self.manifest, self.plan.graph, self.subtask, self.plan.parallelism, self.blocks, self.skips
             )
 
-    def assemble(self, task: Task, ends: Ends, operators: TaskOperators) -> None:
-        """Add the operators of *task* to *operators*, wired to *ends*. If this raises, those made before are there."""
+    def assemble(self, task: Task, io: TaskIO, operators: TaskOperators) -> None:
+        """Add the operators of *task* to *operators*, wired to *io*. If this raises, those made before are there."""
         graph, ids = self.plan.graph, {node.id for node in task.nodes}
         for node in task.nodes:
             if node.dead_letters is not None:
                 kind = node.kind.value if node.kind in (Kind.SOURCE, Kind.SINK) else "operator"
                 inputs = inputs_at_hand(graph, node)
                 operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.notes, inputs)
-            operators.by_id[node.id] = push = self._operator(node, ends, operators)
+            operators.by_id[node.id] = push = self._operator(node, io, operators)
             if node.kind is Kind.SOURCE:
-                ends.read(node, push)
+                io.read(node, push)
             ports = self._ports(node, push)
             for port, read in enumerate(node.inputs if node.kind is not Kind.FEEDBACK else ()):
                 edge = self.plan.shuffle_into(node, port)
@@ -405,18 +405,18 @@ class Assembler:
                     operators.by_id[read.node].ports += islice(ports, 1)
                 else:
                     shares = islice(ports, self.plan.parallelism)
-                    ends.receive(edge, BatchCodec(graph.type_of(read)), receiver, [*shares])
+                    io.receive(edge, BatchCodec(graph.type_of(read)), receiver, [*shares])
         for edge in self.plan.out_of(task):
-            sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
+            sent = io.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
             operators.by_id[edge.producer].downstream.append(sent)
             operators.by_id[edge.producer].ports += [sent] if graph.has_event_time else []
         for back in self.plan.feedback:
             type_ = graph.node(back.loop).type
             if back.loop in ids:
-                ends.come_round(back, BatchCodec(type_), operators.by_id[back.loop])
+                io.come_round(back, BatchCodec(type_), operators.by_id[back.loop])
             if back.producer in ids:
-                ops.listeners(operators.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
-        self._restore(ids, ends, operators)
+                ops.listeners(operators.by_id[back.producer], back.output).append(io.feed(back, BatchCodec(type_)))
+        self._restore(ids, io, operators)
 
     def _ports(self, node: Node, operator: Any) -> Iterator[Port]:
         """The ports of *node*, one for each subtask or operator that it gets watermarks from, in order."""
@@ -428,9 +428,9 @@ class Assembler:
         heard = iter((operator,)) if count == 1 else (merged.add() for _ in range(count))
         return chain(heard, repeat(Unheard()))
 
-    def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Any:
+    def _operator(self, node: Node, io: TaskIO, operators: TaskOperators) -> Any:
         if node.kind is Kind.SINK:
-            return ends.write(node)
+            return io.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
         asks_nobody = node.calls is not None and operators.answers.replayed is not None
@@ -441,9 +441,9 @@ class Assembler:
         elif node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
-            operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
+            operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, io, operators))
         elif node.stateful:
-            operator = self._stateful(node, cast("Any", function), ends, operators)
+            operator = self._stateful(node, cast("Any", function), io, operators)
         elif node.kind is Kind.KEY_BY:
             apart = node.partitioned or node.type is UNKNOWN
             places = key_places(self.plan.graph, node, self.manifest, self.plan.parallelism, self.subtask)
@@ -465,8 +465,8 @@ class Assembler:
         operators.functions.append((node.id, function))
         return function
 
-    def _stateful(self, node: Node, function: Any, ends: Ends, operators: TaskOperators) -> ops.Stateful:
-        table = self._table(node, ends, operators)
+    def _stateful(self, node: Node, function: Any, io: TaskIO, operators: TaskOperators) -> ops.Stateful:
+        table = self._table(node, io, operators)
         flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
         operator = ops.Stateful(node.id, function, table, flat, reduces)
         if node.dead_letters is not None:
@@ -474,9 +474,9 @@ class Assembler:
             operator.clone = state_type.clone if state_type.mutable else None
         return operator
 
-    def _table(self, node: Node, ends: Ends, operators: TaskOperators) -> Table[Any]:
+    def _table(self, node: Node, io: TaskIO, operators: TaskOperators) -> Table[Any]:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
-        table = self.table(node, ends.touched_groups(node))
+        table = self.table(node, io.touched_groups(node))
         operators.tables.append(table)
         return table
 
@@ -583,7 +583,7 @@ class Assembler:
         operators.sinks.append(opened.writer)
         return opened
 
-    def _restore(self, ids: Collection[str], ends: Ends, operators: TaskOperators) -> None:
+    def _restore(self, ids: Collection[str], io: TaskIO, operators: TaskOperators) -> None:
         """Hand over in-flight records of edges into the task, at whatever parallelism they were sent."""
         if not self.in_flight:
             return
@@ -599,7 +599,7 @@ class Assembler:
             if back.loop in ids:
                 edges[back.name] = RestoredEdge(BatchCodec(graph.node(back.loop).type), operators.by_id[back.loop])
         if frames := [frame for frame in self.in_flight if frame.edge in edges]:
-            ends.restore(frames, edges)
+            io.restore(frames, edges)
 
 
 def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: int) -> list[BlockRef]:

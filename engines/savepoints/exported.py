@@ -99,18 +99,19 @@ class _Removed(msgspec.Struct, frozen=True):
 
 
 def require_place(url: str) -> None:
-    """Raise unless a savepoint can be exported below *url*. Nothing is left there, if removal is allowed."""
-    folder = folder_of(storage_url(url), f"place-{secrets.token_hex(4)}")
+    """Raise unless a savepoint can be exported below *url*. No file is left there, if removal is allowed."""
+    folder = folder_of(storage_url(url), f"place-{secrets.token_hex(4)}", makes_root=True)
     folder.check()
     with suppress(ExactlyOnceError):
         _empty(folder)
 
 
 def export(savepoint: Savepoint, url: str) -> str:
-    """Write *savepoint* into a new folder below *url*; the URL of that folder, once all of it is durable."""
+    """Write *savepoint* into a new folder below *url*, which is created if it is missing; the URL of the new folder,
+    once all of it is durable."""
     saved, base = savepoint.saved, storage_url(url)
     name = f"{saved.pipeline}-{saved.checkpoint}-{secrets.token_hex(4)}"
-    folder = folder_of(base, name)
+    folder = folder_of(base, name, makes_root=True)
     folder.check()
     try:
         whole = msgspec.structs.replace(

@@ -24,7 +24,6 @@ from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.diff import SHOWN, Diff, DiffReport
 from exactlyonce.engines.bounded.replay.expected import ExpectedOutput
 from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors
 from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
@@ -36,6 +35,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, refuse_while_importing, resolved
 from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.notebook import cell_file
+from exactlyonce.pipeline.positions import TO
 from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
 from exactlyonce.pipeline.stream import Pipeline
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 StopAt = str | datetime | Mapping[str, Mapping[int, int]]
-"""Where bounded work ends: see `StopOffsets.of`."""
+"""Where bounded work ends: see `exactlyonce backfill --to`."""
 
 
 class Listener:
@@ -160,13 +160,13 @@ def _caught_up(
     **how: Any,
 ) -> Summary:
     _check(spark, staging, progress, **how)
-    stop_offsets = StopOffsets.of(to)
+    position = TO.read(to)
     loaded = pipeline if isinstance(pipeline, Loaded) else resolved(pipeline, params)
     listener, checked = Listener(progress), _run_options(settings)
     refuse_speculation_in(spark)
     work = CatchUp(
         loaded=loaded, options=checked, parallelism=parallelism_given(settings), progress=listener,
-        stop_offsets=stop_offsets, **how,
+        to=position, **how,
     )  # fmt: skip
     checked.client.check()
     work.judge()
@@ -271,8 +271,8 @@ def diff(
     versions, and *settings* are as for `audit`.
     """
     _check(spark, staging, progress, checkpoint=checkpoint, shown=shown)
-    ends, versions, listener = StopOffsets.of(to), (resolved(old, params), resolved(new, params)), Listener(progress)
-    work = Diff(*versions, _client(settings), checkpoint=checkpoint, to=ends, shown=shown)
+    end, versions, listener = TO.read(to), (resolved(old, params), resolved(new, params)), Listener(progress)
+    work = Diff(*versions, _client(settings), checkpoint=checkpoint, to=end, shown=shown)
     _send_cells(spark, *versions)
     return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exactlyonce.engines.connections import beside
+from exactlyonce.engines.connections import with_heartbeat
 from exactlyonce.engines.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def watched(spark: SparkSession, run: Callable[[], T], succeeded: Callable[[int]
     context, tag = spark.sparkContext, f"exactlyonce-{uuid.uuid4().hex}"
     context.addJobTag(tag)
     with _restoring(lambda: context.removeJobTag(tag)):
-        return beside(lambda: growing(_tasks_done(context, tag)), lambda _: run(), LOOK_INTERVAL_S)
+        return with_heartbeat(lambda: growing(_tasks_done(context, tag)), lambda _: run(), LOOK_INTERVAL_S)
 
 
 def _watched_on_connect(spark: SparkSession, run: Callable[[], T], growing: _Growing) -> T:

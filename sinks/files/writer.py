@@ -20,7 +20,7 @@ BACKLOG_BYTES_MAX = 32 << 20
 
 
 class FilesWriter(BackgroundWriter):
-    """Stages files for `commits.of_stores`. With *publish* it publishes them itself, and there is no committable."""
+    """Stages files for `commits.stores`. With *publish* it publishes them itself, and there is no committable."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from exactlyonce.checkpoint.records.committable import Precommit
+from exactlyonce.checkpoint.records.manifest import Precommit
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer, Transaction
 from exactlyonce.sinks.kafka.producing import ProducingWriter
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool

@@ -13,7 +13,6 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up, shown_reference
-from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.sql.table import row_fields
 from exactlyonce.sinks.write_ahead.store import Store
@@ -35,11 +34,9 @@ class MySQLSink(TableSink[T], Generic[T]):
     - *key*: the columns by which an upsert or a delete finds a row; "append" has none.
     - *create*: whether the table is created if it is missing.
     - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
-    - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "xa": in prepared
-      transactions of the server, for *mode* "append" alone.
+    - *commit*: "write_ahead" alone: rows wait in the checkpoint topic until their checkpoint is decided.
     """
 
-    prepares: ClassVar[str] = "xa"
     place_kind: ClassVar[str] = "database"
 
     table: str
@@ -49,7 +46,7 @@ class MySQLSink(TableSink[T], Generic[T]):
     key: tuple[str, ...] = ()
     create: bool = False
     delivery: Delivery = "exactly_once"
-    commit: Literal["write_ahead", "xa"] = "write_ahead"
+    commit: Literal["write_ahead"] = "write_ahead"
 
     def __repr__(self) -> str:
         shown = f"MySQLSink({self.table!r}, mode={self.mode!r}, key={self.key!r}, delivery={self.delivery!r})"
@@ -99,11 +96,6 @@ class MySQLSink(TableSink[T], Generic[T]):
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
             from exactlyonce.sinks.mysql.store import MySQLStore
         return MySQLStore(self, type_)
-
-    def preparing_store(self, type_: Any) -> PreparingStore:
-        with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
-            from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
-        return PreparingMySQLStore(self, type_)
 
 
 def _identifier_problem(name: object) -> str | None:

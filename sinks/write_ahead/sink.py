@@ -11,7 +11,7 @@ from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.direct import DirectWriter
-from exactlyonce.sinks.write_ahead.store import LedgerStore, RowEncoder, Store
+from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 from exactlyonce.sinks.write_ahead.writer import BoundedRows, RowsWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -56,7 +56,7 @@ class WriteAheadSink(Sink[T]):
         return Opened(DeferredWriter(direct, list[bytes]), encoder)
 
 
-def encoder_of(store: LedgerStore) -> RowEncoder:
+def encoder_of(store: Store) -> RowEncoder:
     """The encoder of a store that is not open afterwards."""
     try:
         return store.encoder()

@@ -3,6 +3,7 @@
 Other sources are in `connectors`, other sinks in `sinks`, errors in `errors`.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +96,15 @@ __all__ = [
 if not TYPE_CHECKING:  # else mypy would accept any name
 
     def __getattr__(name: str) -> object:
-        """Refuse *name*; if another module has it, with the import to write instead."""
+        """Refuse *name*; if another module has it, with the import to write instead.
+
+        An import statement gets an ImportError, since Python replaces the text of an AttributeError by its own.
+        """
         for module in ("errors", "connectors", "sinks"):
             if name in import_module(f"{__name__}.{module}").__all__:
-                raise ImportError(f"{name} is in {__name__}.{module}: from {__name__}.{module} import {name}")
+                imported = sys._getframe(1).f_globals["__name__"] == "importlib._bootstrap"
+                refused = ImportError if imported else AttributeError
+                raise refused(f"{name} is in {__name__}.{module}: from {__name__}.{module} import {name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

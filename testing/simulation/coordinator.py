@@ -15,25 +15,23 @@ from typing import TYPE_CHECKING, Any, cast
 from exactlyonce.checkpoint import events, requests
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.kept_blocks import BlockRetention
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.leader_config import LeaderConfig
-from exactlyonce.checkpoint.orphans import KnownBlocks
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
-from exactlyonce.checkpoint.references import indexes_of, named_by
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Committable, Manifest, indexes_of, named_by
+from exactlyonce.checkpoint.requests import EndAnswer, Fate
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.settings import DELETE as DELETES
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
+from exactlyonce.engines.external_checks.preflight import Offsets, PipelineTopics
+from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import EventReporter, Report
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.in_flight import listed_in
-from exactlyonce.engines.surroundings.preflight import Offsets, PipelineTopics
-from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     EndedAtOnce,
@@ -115,7 +113,7 @@ class SimulatedCoordinator:
         return StoreAnswers(self)
 
     def _leader(self) -> Leader:
-        known_blocks = KnownBlocks(self.world.settings, staging=stages(self.world.graph))
+        known_blocks = BlockRetention(self.world.settings, staging=stages(self.world.graph))
         return Leader(self.leader_config(), self.log, known_blocks, self.clock, self._note)
 
     def _job(self) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint import requests
-from exactlyonce.engines.surroundings.stores import PipelineStores
+from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.testing.simulation.clients import Awaited, FetchedBlocks, Steps
 
 if TYPE_CHECKING:

@@ -15,13 +15,12 @@ from confluent_kafka import Message
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import End
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Manifest, TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.plan import Plan, plan
-from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.testing.broker.interface import Error, NoAnswer, Record, TransactionalBroker
 from exactlyonce.testing.broker.model import BrokerModel

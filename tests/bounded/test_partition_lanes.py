@@ -19,8 +19,7 @@ from running import assert_copies, assert_totals
 from settled import await_readable
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Committable, TopicInfo
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded import advance
 from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS

@@ -11,8 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from manifests import committable as committed
 from manifests import manifest
 
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import Output
+from exactlyonce.checkpoint.records.manifest import Committable, Output
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.replay.recompute import topic_of
 from exactlyonce.engines.bounded.replay.replay_repair import mismatch, placed, places_of, share_of

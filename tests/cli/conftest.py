@@ -29,8 +29,7 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome, drive
 from exactlyonce.cli.commands import run
 from exactlyonce.cli.main import main, parser
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history

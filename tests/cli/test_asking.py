@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, TopicInfo
 from exactlyonce.cli.text import to_stderr
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked
 from exactlyonce.connectors.kafka.client_config import ClientConfig

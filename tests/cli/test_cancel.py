@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Procedure
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.checkpoint.records.manifest import TopicInfo
+from exactlyonce.checkpoint.requests import Outcome, Procedure
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-from exactlyonce.engines import asking, traces
+from exactlyonce.engines import asking, pipeline_resources
 from exactlyonce.engines.short_incarnation import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
@@ -96,8 +95,8 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
         begun.append(orders.begun_elsewhere())
         return last_look(*arguments)
 
-    monkeypatch.setattr(traces, "last_look", slow)
-    traces.erase_condemned(orders.config, topic, found, print)
+    monkeypatch.setattr(pipeline_resources, "last_look", slow)
+    pipeline_resources.erase_condemned(orders.config, topic, found, print)
     assert begun[0]() is Outcome.DONE, "it was not fenced"
 
 

@@ -10,16 +10,14 @@ import shlex
 import subprocess
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 
 import pytest
-from generate import commands
+from generate import COMMAND_LINE, command_line, commands
 
 from exactlyonce.cli.commands import explain
 from exactlyonce.cli.main import main, parser
 from tests.cli.conftest import Command
 
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
 CANARY = "canary-5f2e"
 
 
@@ -34,10 +32,10 @@ def test_version(command: Command) -> None:
 
 
 def test_help_is_the_documented_one(command: Command) -> None:
-    """The help that a process prints; tests/test_docs_tables.py compares that of every command."""
+    """The help that a process prints, and that the site shows; it has that of every command."""
     ended = command("savepoints", "list", "--help", COLUMNS="100")
     assert (ended.code, ended.err) == (0, "")
-    page = DOCUMENTED.read_text()
+    page = command_line(COMMAND_LINE.read_text())
     assert f"```text\n$ exactlyonce savepoints list --help\n{ended.out}```\n" in page
     assert (
         max(len(line) for block in re.findall(r"--help\n(.*?)```", page, re.DOTALL) for line in block.splitlines())
@@ -85,7 +83,7 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--workers", "2"), "unrecognized arguments: --workers. Did you mean --parallelism?\n"),
         (("backfill", "a:b", "--until", "latest"), "unrecognized arguments: --until. Did you mean --to?\n"),
         (("run",), "the following arguments are required: MODULE:PIPELINE"),
-        (("run", "a:b", "--until", "never"), "argument --until: until is 'never': choose one of running, latest."),
+        (("run", "a:b", "--until", "never"), "argument --until: until is 'never'. Write one of: running, latest."),
         (("run", "a:b", "--parallelism", "two"), "argument --parallelism: parallelism is 'two': write a whole number."),
         (("run", "a:b", "--parallelism", "0"), "argument --parallelism: parallelism is 0: it must be at least 1."),
         (("run", "a:b", "--checkpoint-interval", "5"), "argument --checkpoint-interval: checkpoint_interval ("),

@@ -126,15 +126,17 @@ def test_an_export_is_named_once_it_is_whole(
 def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each try would leave a savepoint else. A place that takes one is left as it was."""
+    """Each try would leave a savepoint else. A place that takes one is left as it was, or made."""
     monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))
-    with pytest.raises(ConfigError, match="create the folder, or mount it"):
-        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/none"]))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="refuses: Not a directory"):
+        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/file/kept"]))
+    (tmp_path / "file").unlink()
     with pytest.raises(RuntimeError, match="looked for"):
-        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}"]))
-    assert not any(tmp_path.iterdir())
+        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/new/kept"]))
+    assert [*tmp_path.rglob("*")] == [tmp_path / "new", tmp_path / "new" / "kept"]
 
 
 def listed(number: int, partitions: int) -> Manifest:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.engines import asking
 from exactlyonce.engines.savepoints import exported, retained

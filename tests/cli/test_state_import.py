@@ -25,7 +25,6 @@ ROWS: list[dict[str, Any]] = [{"key": f"c{number}", "state": 1000 * number} for 
 @pytest.fixture
 def imported(orders: Orders) -> Callable[..., Ended]:
     """`imported(rows, *options)` imports them for operator `totals`, from offset 200 of each partition on."""
-    (orders.command.folder / "kept").mkdir()
     offsets = json.dumps({f"{orders.name}-orders": {"0": 200, "1": 200}})
 
     def run(rows: Any = ROWS, *options: str, operator: str = "totals") -> Ended:
@@ -134,11 +133,11 @@ def test_what_is_refused(orders: Orders, imported: Callable[..., Ended]) -> None
         assert (ended.code in (2, 3), text in ended.said) == (True, True), (name, ended)
     topic = f"{orders.name}-orders"
     for offsets, text in [
-        ("group:nobody", "the group has no offset there"),
+        ("group:nobody", "with offsets='group:nobody': the group has no offset in topic"),
         ('{"other": {"0": 1}}', f"has none of topic '{topic}'"),
         (json.dumps({topic: {"0": 1}}), f"every partition of {topic} needs one; 1 has none"),
         (json.dumps({topic: {"0": 1, "1": 10_000}}), "and not 10000"),
-        ("yesterday", "is 'yesterday': write group:NAME, earliest"),
+        ("yesterday", "is 'yesterday'. Write one of: earliest, latest, start"),
     ]:
         ended = imported(ROWS, "--offsets", offsets)
         assert (ended.code, text in ended.said) == (2, True), (offsets, ended)

@@ -106,7 +106,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[run]\nparallelism = true", "parallelism is True: write a whole number"),
         ("[run]\nparallelism = 0", "parallelism is 0: it must be at least 1"),
         ("[run]\ncheckpoint_partitions = 1", "checkpoint_partitions .* is 1: it must be at least 2"),
-        ("[run]\nuntil = 'later'", "until is 'later': choose one of running, latest"),
+        ("[run]\nuntil = 'later'", "until is 'later'. Write one of: running, latest."),
         ("[run]\ncolour = 2", "\\[run\\] has no key 'colour'. It has: parallelism"),
         ("[run]\nfrom_savepoint = 'first'", "from_savepoint \\(--from-savepoint\\): it is neither a URL"),
         ("[run]\nparalelism = 2", "\\[run\\] has no key 'paralelism'. Did you mean parallelism"),

@@ -25,7 +25,7 @@ from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
-from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
+from exactlyonce.engines.savepoints.fitting import RestoreTarget, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, SavedTimes, kept_state
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, StorageUnavailable
@@ -112,7 +112,7 @@ def restoring(storage: FileStorage) -> Callable[..., Restoring]:
         )  # fmt: skip
         storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
         told = [] if notes is None else notes
-        around = Surroundings(graph, inputs, "c", parallelism, storages, "there", told.append)
+        around = RestoreTarget(graph, inputs, "c", parallelism, storages, "there", told.append)
         return Restoring(Restoration(url, mapping or {}, allowed), around, None)
 
     return made

@@ -135,7 +135,7 @@ def test_states_by_avro() -> None:
 
 
 def test_windows_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'windows' keeps its state by time .*rows .* do not say what is open"):
+    with pytest.raises(ConfigError, match=r"'windows' keeps its state by time \(.*1m\), and a row .*begin its so"):
         RowType(graph().node("windows"))
 
 

@@ -48,6 +48,9 @@ def test_a_program_that_imports_the_package_loads_no_client_and_no_engine() -> N
 def test_a_name_of_another_module_is_refused_with_its_import(name: str, module: str) -> None:
     with pytest.raises(ImportError, match=f"from exactlyonce.{module} import {name}$"):
         exec(f"from exactlyonce import {name}")
+    with pytest.raises(AttributeError, match=f"from exactlyonce.{module} import {name}$"):
+        getattr(exactlyonce, name)
+    assert not hasattr(exactlyonce, name)
     with pytest.raises(AttributeError, match="'exactlyonce' has no attribute 'Pipelin'"):
         _ = exactlyonce.Pipelin  # type: ignore[attr-defined]  # refused by mypy, too
 

@@ -16,9 +16,7 @@ import msgspec
 from confluent_kafka import Message
 from topologies import topic_of
 
-from exactlyonce.checkpoint.records import committable
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Committable, Manifest, Written, shares
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge
@@ -83,7 +81,7 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
             refs = wanted.refs
         yield from blocks.get(world, refs)
     records = replay.outputs[lost.sink, lost.subtask]
-    share = committable.shares(manifest.committables)[lost.transactional_id]
+    share = shares(manifest.committables)[lost.transactional_id]
     found: dict[tuple[str, int], Records] = {place: [] for place in lost.counts}
     for key, value in records[share.start : share.stop]:
         place = (lost.sink, output_partition(key, world.output_partitions))

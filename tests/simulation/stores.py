@@ -16,9 +16,8 @@ from ledgers import WatchedStore, positions_of
 from watched import TOPIC, demand
 
 from exactlyonce.checkpoint import requests
-from exactlyonce.checkpoint.commits.of_stores import UnderWay
-from exactlyonce.checkpoint.records.committable import TransactionalId
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.commits.stores import UnderWay
+from exactlyonce.checkpoint.records.manifest import TopicInfo, TransactionalId
 from exactlyonce.checkpoint.requests import Answer
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, StoreUnavailable
 from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,12 +18,8 @@ from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.store_task import write_store_task
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, StoreError, StoreUnavailable
-from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
-from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
-from exactlyonce.sinks.prepared import writer
 from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -142,34 +137,28 @@ def test_what_would_count_as_written(world: World) -> None:
     assert world.found() == expected(0, 1, 2, partitions=1)
 
 
-@pytest.mark.parametrize(
-    ("target", "changes"), [("postgres", {"commit": "prepared"})], indirect=["target"], ids=["prepared"]
-)
-def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
+@pytest.mark.parametrize("target", ["files"], indirect=True)
+def test_two_jobs_at_a_time(world: World) -> None:
     """The job that began first is refused before its decision, for its rows are dropped. Run again, it is written."""
-    planner = world.driver("a", **changes)
+    planner = world.driver("a")
     jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
     first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))
     with pytest.raises(Fenced, match=r"Incarnation 2 .*nothing is lost"):
-        world.driver("a", **changes).commit(jobs[0], first)
-    world.driver("a", **changes).commit(jobs[1], second)
-    world.driver("a", **changes).commit(jobs[0], world.job(planner, jobs[0], [rows_of(0, 0)]))
+        world.driver("a").commit(jobs[0], first)
+    world.driver("a").commit(jobs[1], second)
+    world.driver("a").commit(jobs[0], world.job(planner, jobs[0], [rows_of(0, 0)]))
     assert world.found() == expected(0, 1, partitions=1)
 
 
-@pytest.mark.exhaustive(but=["undecided-prepared", "coordinator-decided-rows"])
+@pytest.mark.exhaustive(but=["undecided-files", "coordinator-decided-postgres"])
 @pytest.mark.parametrize(
-    ("step", "target", "changes"),
-    [
-        ("undecided", "postgres", {"commit": "prepared"}),
-        ("coordinator-decided", "postgres", {}),
-        ("coordinator-finalized", "files", {}),
-    ],
-    indirect=["target"], ids=["undecided-prepared", "coordinator-decided-rows", "coordinator-finalized-files"],
-)  # fmt: skip
-def test_a_stopped_query(step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ("step", "target"),
+    [("undecided", "files"), ("coordinator-decided", "postgres"), ("coordinator-finalized", "files")],
+    indirect=["target"],
+)
+def test_a_stopped_query(step: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted query and the former one's commit: neither decides dropped rows, nor drops those staged meanwhile."""
-    planner, committer = world.pair("a", **changes)
+    planner, committer = world.pair("a")
     committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
     job = Job(QUERY, 1)
     attempts = world.attempts(planner, job, rows_of(1, 0), 2)
@@ -193,7 +182,7 @@ def test_a_stopped_query(step: str, world: World, changes: dict[str, str], monke
     with nullcontext() if step == "coordinator-finalized" else pytest.raises(Fenced):
         committer.commit(job, attempts[:1])
     assert [each.wrote for each in again] == [True]
-    world.driver("a", **changes).commit(Job(QUERY, batch), again)
+    world.driver("a").commit(Job(QUERY, batch), again)
     assert world.found() == sorted([*expected(0), *expected(*range(1, 1 + batch), partitions=1)])
 
 
@@ -215,52 +204,6 @@ def test_at_least_once(world: World) -> None:
         committer.commit(Job(QUERY, batch), attempts[1:])
     assert world.found() == sorted(2 * expected(0, 1, partitions=1))
     assert world.target.hidden() == []
-
-
-PREPARING: dict[str, Any] = {"prepared": PreparingPostgresStore, "xa": PreparingMySQLStore}
-EACH_PREPARING = pytest.mark.parametrize(
-    ("target", "commit"), [("postgres", "prepared"), ("mariadb", "xa")], indirect=["target"], ids=PREPARING
-)
-
-
-@pytest.mark.exhaustive(but=["prepared"])
-@EACH_PREPARING
-def test_rows_that_take_long_to_come(commit: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that waits for its task's next rows shows that it lives, so that the store keeps its transaction."""
-    kept, keep = threading.Event(), PREPARING[commit].keep
-
-    def keeping(self: Any) -> None:
-        keep(self)
-        kept.set()
-
-    def batches() -> Iterator[Any]:
-        for part in range(2):
-            yield world.target.batch(rows_of(0, part))
-            assert kept.wait(LIMIT_S)
-
-    monkeypatch.setattr(PREPARING[commit], "keep", keeping)
-    monkeypatch.setattr(writer, "KEEP_INTERVAL_MS", 100)
-    monkeypatch.setattr(writer, "CHUNK_SIZE", 1)  # so that the first rows begin a transaction
-    planner, committer = world.pair("a", commit=commit)
-    job = Job(QUERY, 0)
-    committer.commit(job, [write_store_task(planner.options, planner.assign(), job, 0, False, batches())])
-    assert world.found() == expected(0)
-
-
-@pytest.mark.exhaustive(but=["prepared"])
-@EACH_PREPARING
-def test_prepared_transactions_of_a_driver_that_begins_anew(world: World, commit: str) -> None:
-    """The process that commits goes on with the next incarnation of its driver, though it has cleaned for the one
-    before: after a task that was tried again and a query that was stopped, a batch is committed as any other."""
-    listed = "SELECT gid FROM pg_prepared_xacts" if commit == "prepared" else "XA RECOVER"
-    before = set(world.target.sql(listed))
-    planner, committer = world.pair("a", commit=commit)
-    attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0), 2)
-    committer.commit(Job(QUERY, 0), attempts[:1])
-    world.tasks(planner, 1)  # of a query that is stopped, Spark says nothing
-    committer.commit(Job(QUERY, 1), world.tasks(planner, 1))
-    assert world.found() == sorted([*rows_of(0, 0), *expected(1)])
-    assert set(world.target.sql(listed)) <= before
 
 
 def test_what_is_refused_at_start(world: World) -> None:

@@ -51,9 +51,9 @@ def test_options_are_the_arguments_of_the_sinks() -> None:
     assert isinstance(sink, PostgresSink)
     assert (sink.table, sink.schema, sink.dsn, sink.mode) == ("totals", "shop", "env:DSN", "upsert")
     assert (sink.key, sink.create, sink.delivery) == (("customer", "day"), True, "exactly_once")
-    sink = sink_of(parse(sink="MariaDB", table="totals", dsn="env:DSN", commit="xa"))
+    sink = sink_of(parse(sink="MariaDB", table="totals", dsn="env:DSN", commit="write_ahead"))
     assert isinstance(sink, MySQLSink)
-    assert sink.commit == "xa"
+    assert sink.commit == "write_ahead"
     sink = sink_of(parse(sink="files", path="/data", partitionBy="day", roll_bytes="4kb", rollInterval="10m"))
     assert isinstance(sink, FileSink)
     assert (sink.path, sink.partition_by, sink.roll_bytes, sink.roll_interval) == ("/data", ("day",), "4kb", "10m")

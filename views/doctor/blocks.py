@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from exactlyonce.checkpoint.orphans import when_given_up
+from exactlyonce.checkpoint.kept_blocks import when_given_up
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest

@@ -13,9 +13,9 @@ from exactlyonce.views.doctor.subject import Subject
 
 
 def check_decisions(subject: Subject, findings: Findings) -> None:
-    traces, topic = subject.traces, subject.checkpoint_topic
-    if traces.topic is None:
-        gone = bool(traces.transactions)
+    resources, topic = subject.resources, subject.checkpoint_topic
+    if resources.topic is None:
+        gone = bool(resources.transactions)
         findings.add(
             "decisions",
             f"There is no topic {topic}, " + ("though the brokers know transactions of the pipeline: it was deleted"
@@ -27,7 +27,7 @@ def check_decisions(subject: Subject, findings: Findings) -> None:
         return
     if subject.history is None:
         findings.add(
-            "decisions", f"{topic} cannot be read as a log of decisions: {traces.unreadable}",
+            "decisions", f"{topic} cannot be read as a log of decisions: {resources.unreadable}",
             whose="the checkpoint topic's", do="as it says; transactions, inputs and blocks are not compared with it",
         )  # fmt: skip
         return

@@ -8,8 +8,8 @@ from contextlib import closing
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
 from exactlyonce.connectors.source import ReadsTopic
-from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import MADE_ANEW, output_gone, require_unread
+from exactlyonce.engines.external_checks.input_topics import InputTopics
+from exactlyonce.engines.external_checks.preflight import MADE_ANEW, output_gone, require_unread
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import Halt, TopicError
 from exactlyonce.pipeline.sizes import counted
@@ -33,7 +33,7 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
             )  # fmt: skip
     if subject.newest is not None:
         _check_outputs(subject.newest, facts, findings)
-    if subject.newest is None or subject.traces.is_sink:
+    if subject.newest is None or subject.resources.is_sink:
         return
     for name in sorted({position.topic for position in subject.newest.in_cluster}):
         known = facts.get(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import AtOdds, fixing, min_insync_needed, settings_at_odds
 from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
-from exactlyonce.engines.surroundings.preflight import LOG_APPEND_TIME, TIMESTAMP_TYPE
+from exactlyonce.engines.external_checks.preflight import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.views.doctor.findings import NOTE, Findings

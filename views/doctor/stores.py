@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.commits.of_stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
+from exactlyonce.checkpoint.commits.stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.pipeline.errors import Halt
@@ -12,7 +12,7 @@ from exactlyonce.views.doctor.subject import Subject
 
 
 def check_stores(subject: Subject, findings: Findings) -> None:
-    if subject.graph is None and not subject.traces.is_sink:
+    if subject.graph is None and not subject.resources.is_sink:
         why = "these are known by the pipeline's module alone: give module:pipeline"
         findings.not_checked("outputs since the last checkpoint, and stores of sinks that are not exactly once", why)
     for sink, why in subject.staged.unasked.items():
@@ -32,13 +32,11 @@ def check_stores(subject: Subject, findings: Findings) -> None:
         if view.growth:
             findings.add(
                 "stores", f"The table of sink {sink} {view.growth}", level=NOTE,
-                do="as it says, by a job beside the pipeline: docs/sinks/iceberg.md, Upkeep",
+                do="as it says, by a job beside the pipeline: docs/sinks/lakes.md, Upkeep",
             )  # fmt: skip
         if view.origin and subject.history is not None and subject.newest is not None:
             with findings.checking(f"the ledger of sink {sink}"):
                 _ledger(subject, subject.history, sink, view, findings)
-    if not subject.sign_of_life:
-        _left(subject, findings)
 
 
 def _ledger(subject: Subject, history: History, sink: str, view: StoreView, findings: Findings) -> None:
@@ -53,15 +51,3 @@ def _ledger(subject: Subject, history: History, sink: str, view: StoreView, find
     except Halt as error:
         what, _, choices = str(error).partition("\n")
         findings.add("stores", what, whose=f"the ledger of sink {sink}", do=choices.strip() or "as it says")
-
-
-def _left(subject: Subject, findings: Findings) -> None:
-    """Report prepared transactions that hold locks in a store though nobody decides on them any more."""
-    for output in subject.staged.waiting:
-        if output.holds and not output.is_decided:
-            findings.add(
-                "stores", f"The prepared transaction {output.name} waits in the store of sink {output.sink}: it holds "
-                f"locks, and holds back what the server cleans up",
-                whose=f"this pipeline's, incarnation {output.incarnation}, decided by no checkpoint",
-                do="run the pipeline, or abort it", run=["exactlyonce transactions abort MODULE:PIPELINE"],
-            )  # fmt: skip

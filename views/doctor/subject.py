@@ -1,4 +1,4 @@
-"""The pipeline that is examined: its traces in the cluster, its graph if its module was named, its topics by both."""
+"""The examined pipeline: its resources in the cluster, its graph if its module was named, its topics by both."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.source import ReadsTopic
 from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
-from exactlyonce.engines.surroundings.preflight import by_kind
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines.external_checks.preflight import by_kind
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic
 
@@ -21,7 +21,7 @@ from exactlyonce.pipeline.names import checkpoint_topic
 @dataclass(kw_only=True)
 class Subject:
     config: ClientConfig
-    traces: Traces
+    resources: PipelineResources
     graph: LogicalGraph | None
     settings: CheckpointSettings
     now_ms: int
@@ -32,7 +32,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        return self.traces.pipeline
+        return self.resources.pipeline
 
     @property
     def named(self) -> str:
@@ -42,17 +42,17 @@ class Subject:
     @property
     def sign_of_life(self) -> str:
         """Why it may be running; empty: it does not run."""
-        return self.traces.sign_of_life(self.now_ms)
+        return self.resources.sign_of_life(self.now_ms)
 
     @property
     def history(self) -> History | None:
         """Its decisions when the examination began."""
-        return self.traces.history
+        return self.resources.history
 
     @cached_property
     def history_now(self) -> History | None:
         """Its decisions now, after stores and blocks were looked at: a running pipeline goes on."""
-        return read_history(self.config, self.name) if self.traces.topic and self.history else None
+        return read_history(self.config, self.name) if self.resources.topic and self.history else None
 
     @property
     def newest(self) -> Manifest | None:
@@ -67,7 +67,7 @@ class Subject:
     def inputs(self) -> list[str]:
         sources = self.graph.sources if self.graph is not None else ()
         of_graph = {node.source.place for node in sources if node.source is not None and node.source.topic}
-        return sorted({*self.traces.inputs(), *of_graph} - self.read_elsewhere.keys())
+        return sorted({*self.resources.inputs(), *of_graph} - self.read_elsewhere.keys())
 
     @cached_property
     def read_elsewhere(self) -> dict[str, ReadsTopic]:
@@ -87,10 +87,10 @@ class Subject:
     def outputs(self) -> list[str]:
         sinks = self.graph.sinks if self.graph is not None else ()
         of_graph = (node.sink.topic for node in sinks if node.sink is not None)
-        return sorted({*self.traces.outputs(), *(topic for topic in of_graph if topic is not None)})
+        return sorted({*self.resources.outputs(), *(topic for topic in of_graph if topic is not None)})
 
     @property
     def topics(self) -> list[str]:
         """All topics, with that of its checkpoints."""
-        own = [self.checkpoint_topic] if self.traces.topic else []
+        own = [self.checkpoint_topic] if self.resources.topic else []
         return [*self.inputs, *self.outputs, *own]

@@ -15,8 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import transaction_prefix
-from exactlyonce.checkpoint.records.manifest import HISTORY, HISTORY_ENDED
+from exactlyonce.checkpoint.records.manifest import HISTORY, HISTORY_ENDED, transaction_prefix
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner_in

@@ -28,11 +28,11 @@ from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, batches_of,
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputFile
 from exactlyonce.engines.bounded.workplace import workplace
+from exactlyonce.engines.external_checks.input_topics import InputTopics
+from exactlyonce.engines.external_checks.preflight import by_kind
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.blocks import whole_or_halt
 from exactlyonce.engines.runtime.in_flight import frames_of, records_by_channel
-from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import by_kind
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded

@@ -13,9 +13,8 @@ from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 
-from exactlyonce.checkpoint.records.committable import Committable, shares
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Committable, Manifest, shares
 from exactlyonce.connectors.confluent import NOW
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import Outgoing, write_again

@@ -157,7 +157,7 @@ def _acknowledgement(assembly: Assembly) -> Ack:
 
 
 class Assembly:
-    """One subtask of one task, ready to run, and its `Ends`.
+    """One subtask of one task, ready to run, and its `TaskIO`.
 
     *files* reads what was sent; *storage* has the state of the base. *blocks* takes the staged output of sinks; None:
     the unit recomputes. *label* is the attempt's.

@@ -8,9 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Manifest, RecordPlace
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Manifest, Precommit, RecordPlace, TopicInfo
 from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
 from exactlyonce.engines.runtime.source_decoder import Skipped
 

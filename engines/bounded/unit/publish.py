@@ -14,7 +14,7 @@ from contextlib import closing
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
+from exactlyonce.checkpoint.records.manifest import Precommit, TransactionalId
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.unit.messages import Publication, Published, tries_before

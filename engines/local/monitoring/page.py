@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.stats import slowest, slowest_first
+from exactlyonce.checkpoint.records.manifest import slowest, slowest_first
 from exactlyonce.engines.local.messages import Progress, WatermarkOf
 from exactlyonce.engines.local.monitoring.health import Health
 from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Paths

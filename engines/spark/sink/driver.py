@@ -22,10 +22,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided, keep_all
+from exactlyonce.checkpoint.decision import keep_all
 from exactlyonce.checkpoint.decision_log import fenced, superseded
-from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
+from exactlyonce.checkpoint.events import Ack, Decided, PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SPARK_SINK, Manifest, Output
@@ -36,6 +35,8 @@ from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.external_checks.preflight import MADE_ANEW, output_gone
+from exactlyonce.engines.external_checks.stores import Stores
 from exactlyonce.engines.spark.sink.leader_config import (
     ATTEMPT,
     JobRetention,
@@ -47,8 +48,6 @@ from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job, Position, Tally, rows_decided
 from exactlyonce.engines.spark.sink.task import SINK
-from exactlyonce.engines.surroundings.preflight import MADE_ANEW, output_gone
-from exactlyonce.engines.surroundings.stores import Stores
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StoreUnavailable, Undetermined, require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkFailed
@@ -74,7 +73,7 @@ class SinkDriver:
     def __init__(self, options: SinkOptions, driver: str) -> None:
         self.options, self.driver = options, driver
         self._connections = Connections(options.client(), options.sink_id, self._note)
-        self._connections.answers.append(self._surroundings)
+        self._connections.answers.append(self._answer_own)
         self._topics: dict[str, Topic] = {}
         """By name, as described since the present job began, because topics grow."""
         self._stores: Stores | None = None
@@ -422,7 +421,7 @@ class SinkDriver:
                 with self._sparks_choices():
                     raise output_gone(manifest, name, MADE_ANEW)
 
-    def _surroundings(self, request: ask.Request) -> Any:
+    def _answer_own(self, request: ask.Request) -> Any:
         """The answer of a sink, which has no inputs; or `NotImplemented` if *request* is about something else."""
         match request:
             case ask.KnownOutputs():
@@ -431,8 +430,8 @@ class SinkDriver:
                 wanted = sorted(topics | {self.options.topic} - {""})
                 return tuple(output_of(self._described(topic)) for topic in wanted)
             case (
-                ask.CreateOutputs() | ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
-                | ask.CheckContinuity()
+                ask.CreateOutputs() | ask.LookAtInputs() | ask.CheckRemoteInputs() | ask.LookAtTopics()
+                | ask.SetPosition() | ask.CheckContinuity()
             ):  # fmt: skip
                 return None  # Spark's concern
             case ask.StartOffsets():

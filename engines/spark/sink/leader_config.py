@@ -14,8 +14,8 @@ import msgspec
 
 from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
-from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.kept_blocks import BlockRetention, Retention
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.encoding import encode_in_parts
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SPARK_SINK, BlockRef, Incarnation, Manifest, Output
@@ -92,7 +92,7 @@ class ManifestRetention(Retention):
         return tuple(manifest.checkpoint for manifest in old), ()
 
 
-class JobRetention(KnownBlocks):
+class JobRetention(BlockRetention):
     """Keeps the newest manifests and the rows for a store that they name; all other blocks are dropped."""
 
     def __init__(self) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, Precommit, StagedAck, TopicInfo
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.engines.spark.sink.position import Job, Position, Tally
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
+from exactlyonce.checkpoint.records.manifest import Precommit, TransactionalId
+from exactlyonce.checkpoint.requests import TransactionState
 from exactlyonce.connectors.confluent import make_producer
 from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.connectors.kafka.client_config import ClientConfig

@@ -17,8 +17,7 @@ from waiting import until
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.connectors.blocks import storage as storages
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.names import aside, file_name, name_of, reference

@@ -21,8 +21,6 @@ WITH_KAFKA = ("kafka", "both")
 class Way:
     sinks: tuple[str, ...] = SINKS
     shapes: tuple[str, ...] = SHAPES
-    commit: str = "write_ahead"
-    """How PostgreSQL is written to."""
     modes: tuple[str, ...] = MODES
 
 
@@ -47,7 +45,7 @@ class Crash(Way):
         return self.point.startswith("coordinator-") or self.point in COMMITTING
 
 
-COMMITTING = ("store-committing", "store-committed", "store-entering")
+COMMITTING = ("store-committing", "store-committed")
 """Failpoints of stores which the coordinator meets."""
 
 
@@ -145,65 +143,54 @@ ROWS = (
         tests=("tests/engines/test_copy_repair.py", "tests/checkpoint/test_decision.py")),
     Row(19, "one sink is committed, another was ended by the broker", "that one alone is repaired",
         tests=("tests/engines/test_copy_repair.py::test_one_of_four_is_lost",)),
-    Row(20, "PostgreSQL: prepared, not decided", "rolled back",
-        (Crash("store-preparing", sinks=WITH_A_STORE, commit="prepared"),
-         Crash("store-prepared", sinks=WITH_A_STORE, commit="prepared")),
-        ("tests/sinks/prepared/test_schedules.py",)),
-    Row(21, "PostgreSQL: prepared and decided", "committed; the ledger tells done from lost",
-        (Crash("store-entering", sinks=WITH_A_STORE, commit="prepared"),
-         Crash("coordinator-decided", sinks=WITH_A_STORE, commit="prepared")),
-        ("tests/sinks/prepared/test_schedules.py",)),
-    Row(22, "PostgreSQL prepares nothing, or too few", "refused at the start",
-        tests=("tests/sinks/prepared/test_servers.py",)),
-    Row(23, "committed, but not marked as finalized", "asked again, without effect",
+    Row(20, "committed, but not marked as finalized", "asked again, without effect",
         (Crash("coordinator-committed", sinks=WITH_KAFKA),),
         ("tests/engines/test_kill_matrix.py",)),
-    Row(24, "during clean-up", "done again; what is referred to stays",
+    Row(21, "during clean-up", "done again; what is referred to stays",
         (Crash("coordinator-finalized"),), ("tests/checkpoint/test_retention.py",)),
-    Row(25, "a zombie worker wakes", "nothing of it is visible", (Crash("worker-finalized"),),
+    Row(22, "a zombie worker wakes", "nothing of it is visible", (Crash("worker-finalized"),),
         ("tests/engines/test_zombies.py::test_a_zombie_worker",)),
-    Row(26, "a zombie's session in PostgreSQL wakes", "it prepares and commits nothing that stays",
-        tests=("tests/sinks/prepared/test_schedules.py::test_a_zombie_that_prepares_late",
-               "tests/sinks/postgres/test_schedules.py")),
-    Row(27, "brokers restart", "the job goes on", tests=("tests/engines/test_broker_faults.py",)),
-    Row(28, "a log was truncated", "the run halts; no silent reset",
+    Row(23, "a zombie's session in PostgreSQL wakes", "it commits nothing that stays",
+        tests=("tests/sinks/postgres/test_schedules.py",)),
+    Row(24, "brokers restart", "the job goes on", tests=("tests/engines/test_broker_faults.py",)),
+    Row(25, "a log was truncated", "the run halts; no silent reset",
         tests=("tests/engines/test_input_topics.py::test_a_log_that_was_truncated_and_grew_again",)),
-    Row(29, "retention has taken input", "the run stops, and names the gap",
+    Row(26, "retention has taken input", "the run stops, and names the gap",
         tests=("tests/engines/test_bad_input.py::test_input_that_retention_has_taken",)),
-    Row(30, "an input topic is deleted or made anew", "the run halts",
+    Row(27, "an input topic is deleted or made anew", "the run halts",
         tests=("tests/engines/test_input_topics.py",)),
-    Row(31, "an input topic gets partitions", "read from offset 0, from the next checkpoint on",
+    Row(28, "an input topic gets partitions", "read from offset 0, from the next checkpoint on",
         tests=("tests/engines/test_added_partitions.py",)),
-    Row(32, "the checkpoint topic gets partitions", "the number is frozen in the manifest",
+    Row(29, "the checkpoint topic gets partitions", "the number is frozen in the manifest",
         tests=("tests/connectors/kafka/checkpoint_topic/test_log_reader.py",)),
-    Row(33, "compaction while state is restored", "a block that is referred to stays",
+    Row(30, "compaction while state is restored", "a block that is referred to stays",
         tests=("tests/connectors/kafka/checkpoint_topic/test_blocks.py",)),
-    Row(34, "the checkpoint topic is not compacted", "refused at the start",
+    Row(31, "the checkpoint topic is not compacted", "refused at the start",
         tests=("tests/engines/test_bad_input.py::test_a_checkpoint_topic_that_is_not_compacted",)),
-    Row(35, "blocks or manifests are damaged", "the run halts with choices; an older checkpoint is noted",
+    Row(32, "blocks or manifests are damaged", "the run halts with choices; an older checkpoint is noted",
         tests=("tests/engines/test_damaged_topic.py", "tests/engines/test_damaged_rows.py",
                "tests/checkpoint/records/test_history.py")),
-    Row(36, "state of another type or version", "refused, by operator and field",
+    Row(33, "state of another type or version", "refused, by operator and field",
         tests=("tests/state/test_state_type.py", "tests/cli/test_restoring.py::test_state_types_that_changed",
                "tests/cli/test_restoring.py::test_operators_that_changed")),
-    Row(37, "another parallelism after an open checkpoint", "ids of subtasks that are gone are ended, too",
+    Row(34, "another parallelism after an open checkpoint", "ids of subtasks that are gone are ended, too",
         (Crash("coordinator-checked", nth=3),), ("tests/engines/test_sweeping.py",)),
-    Row(38, "a crash while state is restored", "nothing was opened; restored again",
+    Row(35, "a crash while state is restored", "nothing was opened; restored again",
         (Crash("worker-restored", nth=1), Crash("coordinator-swept", nth=1)),
         ("tests/engines/test_kill_matrix.py",)),
-    Row(39, "a disk is full", "n fails, nothing is acknowledged",
+    Row(36, "a disk is full", "n fails, nothing is acknowledged",
         tests=("tests/sinks/files/test_disk.py", "tests/sinks/test_deferred.py", "tests/checkpoint/test_declined.py",
                "tests/engines/test_state_backends.py::test_a_disk_that_is_full",
                "tests/connectors/blocks/test_local_folder.py::test_a_full_disk")),
-    Row(40, "clocks jump, tokens expire", "no false timeout; authenticated anew",
+    Row(37, "clocks jump, tokens expire", "no false timeout; authenticated anew",
         tests=("tests/testing/test_broker_model.py::test_a_jump_of_the_wall_clock_times_nothing_out",
                "tests/connectors/kafka/test_client_config_on_a_broker.py::test_sessions_that_end")),
-    Row(41, "a right is taken away", "an error that names it", tests=("tests/test_docs_access.py",)),
-    Row(42, "bounded work crashes, or meets a live job", "done again under ids of its own; refused beside a live one",
+    Row(38, "a right is taken away", "an error that names it", tests=("tests/test_docs_access.py",)),
+    Row(39, "bounded work crashes, or meets a live job", "done again under ids of its own; refused beside a live one",
         tests=("tests/bounded/test_kills.py", "tests/bounded/test_catch_up.py::test_a_running_pipeline_is_left_alone")),
-    Row(43, "the broker has forgotten a producer", "as where it ended the transaction",
+    Row(40, "the broker has forgotten a producer", "as where it ended the transaction",
         tests=("tests/checkpoint/transactions/test_commit.py",)),
-    Row(44, "a producer id comes to its last epoch", "another one; ids stay unique",
+    Row(41, "a producer id comes to its last epoch", "another one; ids stay unique",
         tests=("tests/connectors/kafka/test_transactions.py::test_the_last_epochs",
                "tests/connectors/kafka/checkpoint_topic/test_log_requests.py::test_the_last_epoch_of_a_producer_id")),
 )  # fmt: skip
@@ -211,8 +198,8 @@ ROWS = (
 PROMISES = (
     Promise("a checkpoint's state reflects exactly the records before its barriers", (1, 2, 3, 4, 5)),
     Promise("nothing of a checkpoint is visible before it is decided"),
-    Promise("everything of a decided checkpoint becomes visible, however often processes die", (12, 13, 14, 21, 23)),
-    Promise("a process that was replaced changes nothing", (11, 15, 25)),
+    Promise("everything of a decided checkpoint becomes visible, however often processes die", (12, 13, 14, 20)),
+    Promise("a process that was replaced changes nothing", (11, 15, 22)),
     Promise("what is needed is never dropped, what is not is"),
     Promise("all sinks of a pipeline agree", sinks=("both",)),
 )

@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 from blank_manifest import blank_committable
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Repair
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.records.manifest import Committable, Finalized, Repair, Written
+from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.ending.waiting import find_transactions, unfinalized_committables
 

@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 from settled import await_readable
 
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Procedure, R, Request, Write, drive
+from exactlyonce.checkpoint.records.manifest import TopicInfo
+from exactlyonce.checkpoint.requests import (
+    DescribeProducers,
+    EndAnswer,
+    EndTransaction,
+    Outcome,
+    Procedure,
+    R,
+    Request,
+    Write,
+    drive,
+)
 from exactlyonce.checkpoint.transactions import transactional_writer
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic, prepare_topic

@@ -16,7 +16,8 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Fates, Planned
+from exactlyonce.checkpoint.decision import CommitProtocol, Fates
+from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
 from exactlyonce.checkpoint.requests import Procedure, Request
@@ -136,7 +137,7 @@ class StagedCommits(CommitProtocol):
         for sink in self.sinks:
             yield from self._persistently(ask.CleanStore(sink, self._incarnation, self.attempt), sink)
 
-    def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
+    def with_committables(self, manifest: Manifest, plan: PendingCheckpoint, before: Manifest | None) -> Manifest:
         positions = positions_of(before)
         staged = in_order((ack.committable for ack in plan.staged), positions, self.sinks)
         return msgspec.structs.replace(manifest, staged=staged, ledger=ledger_after(staged, positions))

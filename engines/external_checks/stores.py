@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Blocks
-from exactlyonce.checkpoint.commits.of_stores import StagingSink, UnderWay
+from exactlyonce.checkpoint.commits.stores import StagingSink, UnderWay
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
@@ -29,22 +29,21 @@ from exactlyonce.sinks.committer import (
     CommitterContext,
     Committing,
     Inspectable,
-    RollsBack,
     StoreView,
 )
 from exactlyonce.sinks.files.layout import KIND as FILES
 from exactlyonce.sinks.lake.table import DELTA, ICEBERG
-from exactlyonce.sinks.prepared.committer import KIND as PREPARED
 from exactlyonce.sinks.write_ahead.writer import KIND as ROWS
 
 _SINKS_BY_KIND = {
     ROWS: "a write-ahead sink",
-    PREPARED: "a sink that prepares transactions (commit='prepared', or 'xa')",
     FILES: "FileSink",
     DELTA: "DeltaSink",
     ICEBERG: "IcebergSink",
 }
 """By kind of committable, the sinks of exactlyonce that stage it."""
+PREPARED = "prepared"
+"""The kind of rows that wait in transactions of a database, which sinks of older versions prepared."""
 LOOK_INTERVAL_S = 1.0
 """An answer that takes longer is reported as under way."""
 
@@ -125,11 +124,6 @@ class Stores:
         """The `StoreCommittable.kind` of each sink that stages."""
         return {sink: committer.kind for sink, committer in self._committers.items()}
 
-    @property
-    def holding(self) -> set[str]:
-        """The sinks whose stores hold something, as locks, for waiting output."""
-        return {sink for sink, committer in self._committers.items() if isinstance(committer, RollsBack)}
-
     def look(self, sink: str) -> StoreView | None:
         """The view of a sink's store; None if it shows nothing unless it is changed. `StoreUnavailable`: away."""
         committer = self._committers.get(sink) or self._writing[sink]
@@ -140,11 +134,6 @@ class Stores:
         """The sinks whose stores can be asked."""
         return sorted((*self._committers, *self._writing))
 
-    def roll_back(self, sink: str, names: Collection[str], incarnation: int, origin: str) -> list[str]:
-        """See `RollsBack`; nothing where waiting output holds nothing."""
-        committer = self._committers.get(sink)
-        return committer.roll_back(names, incarnation, origin) if isinstance(committer, RollsBack) else []
-
     def _require_its_own(self, committable: StoreCommittable) -> None:
         """Raise unless the sink of *committable*, as it is now, has staged it."""
         committer = self._committers.get(committable.sink)
@@ -153,6 +142,13 @@ class Stores:
                 f"Checkpoint {committable.checkpoint} was decided with {committable.records} records of sink "
                 f"{committable.sink!r}, and the pipeline has no such sink any more, or one with another delivery. "
                 f"Run it once as it was, until that checkpoint is finalized; then change it."
+            )
+        if committable.records and committable.kind == PREPARED:
+            raise StoreError(
+                f"they wait in the transaction {committable.body.decode()}, prepared in the store by a sink with "
+                f"commit='prepared' or 'xa', which this exactlyonce does not have any more. Run the pipeline once as "
+                f"it was, by the exactlyonce that prepared it; or commit that transaction by hand, and then accept "
+                f"the loss, which is none"
             )
         if committable.records and committable.kind != committer.kind:
             unknown = (

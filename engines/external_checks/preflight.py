@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.records.manifest import TOPICS, Manifest, MarkedPlac
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import FindsSplits, ReadsTopic
-from exactlyonce.engines.surroundings.input_topics import InputTopics, Seen
+from exactlyonce.engines.external_checks.input_topics import InputTopics, Seen
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic, setting
@@ -642,7 +642,7 @@ class PipelineTopics:
             case ask.LookAtInputs(newest):
                 self._find_splits(newest)
                 return self._take_note(newest, self._topics.seen_by_each(self.inputs.watched, APPEND_TIMEOUT_MS))
-            case ask.LookElsewhere(newest):
+            case ask.CheckRemoteInputs(newest):
                 elsewhere = self.inputs.read(elsewhere=True)
                 return self._take_note(newest, self._input_topics.seen_by_each(elsewhere, ELSEWHERE_TIMEOUT_MS))
             case ask.LookAtTopics(newest):
@@ -651,7 +651,7 @@ class PipelineTopics:
                 seen = self._topics.seen_by_each((*read, *self.outputs.described), APPEND_TIMEOUT_MS)
                 self._take_note(newest, {name: seen[name] for name in read})
                 return self.outputs.look_again(newest, seen)
-            case ask.GoOnFrom(manifest):
+            case ask.SetPosition(manifest):
                 self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
                 return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
             case ask.CreateOutputs(newest):

@@ -21,7 +21,7 @@ from exactlyonce.engines.local.messages import (
     ToWorker,
     WorkerFailed,
 )
-from exactlyonce.engines.local.whereabouts import Whereabouts
+from exactlyonce.engines.local.watchdog import WorkerWatchdog
 from exactlyonce.engines.local.workers import LastOutput
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import ExactlyOnceError, OutputLost, RecordError
@@ -36,8 +36,8 @@ def progress(subtask: int = 0, busiest: str = "", busiest_ms: float = 0.0, busie
     )  # fmt: skip
 
 
-def of_two() -> Whereabouts:
-    found = Whereabouts()
+def of_two() -> WorkerWatchdog:
+    found = WorkerWatchdog()
     found.started(2, 100.0)
     return found
 

@@ -15,21 +15,28 @@ from dataclasses import dataclass, field
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.protocol import (
-    Check,
-    CommitProtocol,
-    Fates,
-    Planned,
-    Refuse,
-    gravest,
-    objection,
+from exactlyonce.checkpoint.decision import Check, CommitProtocol, Fates, gravest, objection
+from exactlyonce.checkpoint.events import PendingCheckpoint, Refuse
+from exactlyonce.checkpoint.records.manifest import (
+    LOSS_ACCEPTED,
+    Committable,
+    Incarnation,
+    Manifest,
+    Precommit,
+    Repair,
+    TransactionalId,
+    Written,
 )
-from exactlyonce.checkpoint.records.committable import Committable, Precommit, TransactionalId, Written
-from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair
-from exactlyonce.checkpoint.requests import Outputs, Procedure, concurrently
-from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, ProducerState, TransactionState
-from exactlyonce.checkpoint.transactions.commit import commit, end, resolve_unknown, sweep
-from exactlyonce.checkpoint.transactions.markers import await_markers, ending
+from exactlyonce.checkpoint.requests import (
+    Fate,
+    Outcome,
+    Outputs,
+    Procedure,
+    ProducerState,
+    TransactionState,
+    concurrently,
+)
+from exactlyonce.checkpoint.transactions.commit import await_markers, commit, end, ending, resolve_unknown, sweep
 from exactlyonce.checkpoint.transactions.resolution import Resolution, places_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError, Undetermined, require
 
@@ -157,7 +164,7 @@ class TransactionCommits(CommitProtocol):
         pairs = ((precommit, self._committable(precommit, places[precommit.sink], producers)) for precommit in wanted)
         return {committable.transactional_id: committable for one, committable in pairs if _is_whole(committable, one)}
 
-    def prepare(self, plan: Planned, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
+    def prepare(self, plan: PendingCheckpoint, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
         self._checked.clear()
         missing = [precommit for precommit in _written_to(plan) if self._known(precommit) is None]
         if not missing:
@@ -174,12 +181,12 @@ class TransactionCommits(CommitProtocol):
         self._checked.update((committable.transactional_id, committable) for committable in checked)
         return None
 
-    def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
+    def with_committables(self, manifest: Manifest, plan: PendingCheckpoint, before: Manifest | None) -> Manifest:
         committables = list(map(self._known, _written_to(plan)))
         require(None not in committables, "a plan is prepared before its manifest is made")
         return msgspec.structs.replace(manifest, committables=tuple(filter(None, committables)))
 
-    def check(self, plan: Planned) -> Check:
+    def check(self, plan: PendingCheckpoint) -> Check:
         states = yield from self._open(_written_to(plan), plan.ages_ms)
         return states if isinstance(states, Refuse) else None
 
@@ -301,7 +308,7 @@ class TransactionCommits(CommitProtocol):
         raise Halt(resolution.explain(resolution.lost(chain[0]), aborted))
 
 
-def _written_to(plan: Planned) -> list[Precommit]:
+def _written_to(plan: PendingCheckpoint) -> list[Precommit]:
     return [precommit for precommit in plan.precommits if precommit.records]
 
 

@@ -1,4 +1,4 @@
-"""The traces of a pipeline in a cluster besides its output: found, and erased by a reset or after a cancelled run.
+"""The resources of a pipeline in a cluster besides its output: found, and erased by a reset or after a cancelled run.
 
 Invariants: input and output topics are never touched, and nothing decided is erased before it is finalized, unless a
 person agreed. A reset fences the coordinator first. Every step is about one checkpoint topic, by its id: anybody may
@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.records.committable import (
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import (
+    TopicInfo,
     TransactionalId,
     coordinator_id,
     erased_id,
     transaction_prefix,
 )
-from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.requests import ListedTransaction
 from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
-from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
@@ -42,7 +42,7 @@ _TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True)
-class Traces:
+class PipelineResources:
     """All that one pipeline has in a cluster besides its output."""
 
     pipeline: str
@@ -107,8 +107,8 @@ def inputs_of(history: History) -> dict[str, list[int]]:
     return {topic: sorted(partitions) for topic, partitions in sorted(inputs.items())}
 
 
-def find(config: ClientConfig, pipeline: str) -> Traces:
-    """Look for all traces of *pipeline*; `TopicError` if there are none."""
+def find(config: ClientConfig, pipeline: str) -> PipelineResources:
+    """Look for all resources of *pipeline*; `TopicError` if there are none."""
     try:
         topic, missing = find_topic(config, pipeline).name, None
     except TopicError as error:
@@ -118,9 +118,9 @@ def find(config: ClientConfig, pipeline: str) -> Traces:
     if missing and not listed:
         raise missing
     try:
-        return Traces(pipeline, topic, read_history(config, pipeline) if topic else None, "", listed)
+        return PipelineResources(pipeline, topic, read_history(config, pipeline) if topic else None, "", listed)
     except Halt as error:
-        return Traces(pipeline, topic, None, str(error), listed)
+        return PipelineResources(pipeline, topic, None, str(error), listed)
 
 
 def _listed(transactions: Transactions, pipeline: str) -> tuple[ListedTransaction, ...]:
@@ -131,17 +131,17 @@ def _listed(transactions: Transactions, pipeline: str) -> tuple[ListedTransactio
     )
 
 
-def erase(config: ClientConfig, traces: Traces, note: Callable[[str], None]) -> list[str]:
-    """Fence the pipeline and erase *traces*; see `_erase`."""
+def erase(config: ClientConfig, resources: PipelineResources, note: Callable[[str], None]) -> list[str]:
+    """Fence the pipeline and erase *resources*; see `_erase`."""
     with closing(Transactions(config)) as transactions:
-        coordinator = coordinator_id(traces.pipeline)
-        transactions.abort_listed(known for known in traces.transactions if known.transactional_id == coordinator)
-        transactions.abort_listed(_listed(transactions, traces.pipeline))
-    topic = find_topic(config, traces.pipeline) if traces.topic else None
-    known = traces.history.incarnation_latest if traces.history else 0
-    above = max(known, incarnation_latest(traces.transactions))
-    storages, inputs = traces.storages(), traces.inputs()
-    return _erase(config, traces.pipeline, topic, note, storages=storages, inputs=inputs, above=above)
+        coordinator = coordinator_id(resources.pipeline)
+        transactions.abort_listed(known for known in resources.transactions if known.transactional_id == coordinator)
+        transactions.abort_listed(_listed(transactions, resources.pipeline))
+    topic = find_topic(config, resources.pipeline) if resources.topic else None
+    known = resources.history.incarnation_latest if resources.history else 0
+    above = max(known, incarnation_latest(resources.transactions))
+    storages, inputs = resources.storages(), resources.inputs()
+    return _erase(config, resources.pipeline, topic, note, storages=storages, inputs=inputs, above=above)
 
 
 def erase_condemned(config: ClientConfig, topic: TopicInfo, history: History, note: Callable[[str], None]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The whereabouts of an attempt's workers: they explain why a checkpoint is late.
+"""The watchdog of an attempt's workers: their places and their silence explain why a checkpoint is late.
 
 Invariant: only the newest message of a worker counts, and progress ends what it was in. Pure: the time is an argument,
 in monotonic seconds.
@@ -28,7 +28,7 @@ class _Worker:
     noted: set[str] = field(default_factory=set)
 
 
-class Whereabouts:
+class WorkerWatchdog:
     """Hears of every start and message of the workers."""
 
     def __init__(self) -> None:
