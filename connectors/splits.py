@@ -19,7 +19,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, ReaderContext, SplitFinder
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
@@ -389,7 +389,7 @@ class SplitSource(Source[T_co]):
 
     def decoder(self) -> SplitDecoder:
         """The decoder of the records of both readers. By default parts are bytes, which the codec of `type` decodes."""
-        name = schema.type_name(self.type)
+        name = shape.type_name(self.type)
         return SplitDecoder(
             codec_for(self.type).decode, bytes, lambda part, error: f"the record is not {name}: {error}"
         )
@@ -407,7 +407,7 @@ class SplitSource(Source[T_co]):
 
     def describe(self) -> dict[str, Any]:
         """The class, the place and the type. Override it where more belongs to the identity, say a query."""
-        value = schema.describe(self.type)
+        value = shape.describe(self.type)
         return {"source": type(self).__name__, "place": self.place, "value": value, **self.describe_time()}
 
 

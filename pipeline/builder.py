@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline import functions, hints, shape
 from exactlyonce.pipeline.aggregates import Accumulator, Misuse
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
@@ -189,7 +189,7 @@ class Builder:
             fed = self.type_of(origin)
             foreign = [] if UNKNOWN in (fed, node.type) else set(hints.members(fed)) - set(hints.members(node.type))
             if foreign:
-                names = schema.type_name(fed), schema.type_name(node.type)
+                names = shape.type_name(fed), shape.type_name(node.type)
                 self.problem(f"loop {node.id!r} gets records of type {names[0]}, but is declared with {names[1]}")
             self._nodes[node.id] = replace(node, inputs=(origin,))
 
@@ -289,7 +289,7 @@ class Builder:
         inputs = left, left if other is None else other
         known = [key for origin in inputs if (key := self.key_type(origin)) is not UNKNOWN]
         if len({frozenset(hints.members(key)) for key in known}) > 1:
-            names = [*map(schema.type_name, known)]
+            names = [*map(shape.type_name, known)]
             self.problem(
                 f"the keys of the left side are {names[0]}, and those of the right one {names[1]}: none would ever be "
                 f"equal. Convert one of them in its key_by, or declare the key of a table by its source's key="
@@ -302,7 +302,7 @@ class Builder:
             return  # a problem of `sides`
         declared = hints.known(late.type)
         if UNKNOWN not in (record, declared) and {*hints.members(declared)} != {*hints.members(record)}:
-            names = schema.type_name(late.type), schema.type_name(record)
+            names = shape.type_name(late.type), shape.type_name(record)
             self.problem(
                 f"late records are {names[1]}, and {late.name!r} is declared with {names[0]}: give it {names[1]}"
             )
@@ -343,11 +343,11 @@ class Builder:
             return hints.without_none(hints.known(given))
         taken = function.parameters[0] if function.parameters else UNKNOWN
         if taken is not UNKNOWN and not hints.admits_none(taken):
-            name = schema.type_name(taken)
+            name = shape.type_name(taken)
             self.problem(f"{function.name} takes state {name}, but a new key has None: make it {name} | None")
         stated = {hints.without_none(type_) for type_ in (taken, returned)} - {UNKNOWN}
         if len(stated) > 1:
-            names = " and ".join(sorted(map(schema.type_name, stated)))
+            names = " and ".join(sorted(map(shape.type_name, stated)))
             self.problem(f"{function.name} takes and returns state of two types, {names}: annotate one, or give state=")
         return stated.pop() if stated else UNKNOWN
 
@@ -359,7 +359,7 @@ class Builder:
             has_none = given is None and function.parameters[:1] == (type(None),)
             stated.add(type(None) if has_none else self.state_type(function, given, function.returns))
         if len(stated := stated - {UNKNOWN}) > 1:
-            names = " and ".join(sorted(map(schema.type_name, stated)))
+            names = " and ".join(sorted(map(shape.type_name, stated)))
             self.problem(f"{' and '.join(of.name for of in takers)} take state of two types, {names}: annotate one")
         type_ = stated.pop() if stated else UNKNOWN
         if isinstance(type_, Codec):

@@ -3,7 +3,7 @@
     ExactlyOnceError
     ├── UserError               what the user can fix; shown without a traceback
     │   ├── GraphError          the pipeline is wrong; raised while it is built
-    │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
+    │   │   └── UnsupportedType     pipeline.shape: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
     │   │   ├── NotAuthorized       connectors.kafka.errors: the principal lacks a right in Kafka
     │   │   ├── DeletedSavepoint    engines.savepoints.exported: it is deleted while it is read

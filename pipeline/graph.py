@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline import schema, wire
+from exactlyonce.pipeline import shape, wire
 from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
@@ -376,7 +376,7 @@ class LogicalGraph:
             line += f"  {node.calls}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
-        return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
+        return line if node.kind is Kind.SINK else f"{line}  : {shape.type_name(node.type)}"
 
     def _arrow(self, node: Node, port: int) -> str:
         if node.kind is Kind.FEEDBACK:

@@ -1,4 +1,4 @@
-"""The compatibility of key types, by their schemas from `schema.describe`: whether keys of one are keys of another.
+"""The compatibility of key types, by their schemas from `shape.describe`: whether keys of one are keys of another.
 
 Invariant: the bytes of a key alone, from `keys.canonical_key`, find its state. They have no names of classes, but the
 order of fields; an enum is its value, and a NamedTuple a tuple. A number and its text are two keys. Unknown types are
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.hints import UNKNOWN
 
 _NAMES = {type(None): "null"}
@@ -36,8 +36,8 @@ _head = itemgetter(0)
 def described(type_: Any) -> Any:
     """The schema of keys of *type_*; None if it is unknown or cannot be described."""
     try:
-        return None if type_ is None or type_ is UNKNOWN else schema.describe(type_)
-    except schema.UnsupportedType:
+        return None if type_ is None or type_ is UNKNOWN else shape.describe(type_)
+    except shape.UnsupportedType:
         return None
 
 

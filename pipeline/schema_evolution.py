@@ -1,4 +1,4 @@
-"""The losses and gaps when values of one schema are read by another one. Schemas are those of `schema.describe`.
+"""The losses and gaps when values of one schema are read by another one. Schemas are those of `shape.describe`.
 
 `lost` compares schemas; `changed` checks whether the dropped fields of a value have their defaults.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline.schema import builtins_of, default_of
+from exactlyonce.pipeline.shape import builtins_of, default_of
 
 _PLAIN = {"bool", "int", "float", "str", "bytes"}
 _RECORD, _DICT, _ITEMS, _TUPLE, _ANY = "record", "dict", "items", "tuple", "any"

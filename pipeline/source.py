@@ -9,9 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
-import msgspec
-
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.errors import GraphError
@@ -239,11 +237,7 @@ def field_problems(name: str, type_: Any) -> Iterator[str]:
     for member in members(without_none(type_)):
         if member is UNKNOWN or (_is_mapping(member) and not hasattr(member, "__annotations__")):
             continue
-        try:
-            info = msgspec.inspect.type_info(member)
-        except TypeError:
-            continue
-        fields = [field.name for field in getattr(info, "fields", ())]
+        fields = [field.attribute for field in shape.record_fields(member)]
         if name not in fields:
             has = f"which has {', '.join(fields)}" if fields else "which has no fields"
-            yield f"{name!r} is no field of {schema.type_name(member)}, {has}"
+            yield f"{name!r} is no field of {shape.type_name(member)}, {has}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exactlyonce.pipeline import hints, schema, wire
+from exactlyonce.pipeline import hints, shape, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.durations import written_duration
@@ -252,12 +252,12 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield _unknown(graph, Input(node.id), "they may be sent to another process")
     elif problem := _problem(lambda: wire.describe(node.type)):
         yield f"records may be sent to another process, and {problem}"
-    if node.key_type is not UNKNOWN and (problem := _problem(lambda: schema.describe(node.key_type))):
+    if node.key_type is not UNKNOWN and (problem := _problem(lambda: shape.describe(node.key_type))):
         yield f"the key must be encoded, and {problem}"
     kinds = {*hints.members(node.key_type)} - {UNKNOWN}
     if node.partitioned and kinds - {str, bytes, int}:
         yield (
-            f"partitioned= is about the keys of messages, and these are {schema.type_name(node.key_type)}: make key_by "
+            f"partitioned= is about the keys of messages, and these are {shape.type_name(node.key_type)}: make key_by "
             f"return text, bytes or an int, as the messages have it, or leave it out"
         )
     above = graph.above(node.id)
@@ -303,7 +303,7 @@ def _lets_out(graph: LogicalGraph, loop: Node) -> bool:
 def _problem(describe: Callable[[], Any]) -> str | None:
     try:
         describe()
-    except schema.UnsupportedType as error:
+    except shape.UnsupportedType as error:
         return str(error)
     return None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exactlyonce.pipeline import functions, key_types, schema
+from exactlyonce.pipeline import functions, key_types, shape
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.hints import UNKNOWN
 
@@ -56,22 +56,22 @@ class VersionedState:
     def schema(self) -> Any:
         """The schema of states for checkpoints, with defaults, for code that lacks some of the fields. Raises
         `UnsupportedType`."""
-        return {"avro": self.codec.schema} if self.codec is not None else schema.describe(self.type, defaults=True)
+        return {"avro": self.codec.schema} if self.codec is not None else shape.describe(self.type, defaults=True)
 
     @property
     def layout(self) -> Any:
         """The schema of the bytes alone: part of the graph's fingerprint."""
-        return self.schema if self.codec is not None else schema.describe(self.type)
+        return self.schema if self.codec is not None else shape.describe(self.type)
 
     @property
     def name(self) -> str:
         """The type of a state, for people."""
-        return schema.type_name(self.type if self.codec is None else self.codec.type)
+        return shape.type_name(self.type if self.codec is None else self.codec.type)
 
     @property
     def declared_name(self) -> str:
         """The type of the user's state, for people."""
-        return self.name if self.codec is not None else schema.type_name(self.declared(self.type))
+        return self.name if self.codec is not None else shape.type_name(self.declared(self.type))
 
     def steps(self, written: int) -> list[MigrationStep]:
         return [

@@ -14,15 +14,14 @@ from operator import methodcaller
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
 from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
-from exactlyonce.pipeline.exactness import inexact
-from exactlyonce.pipeline.schema import record_class
+from exactlyonce.pipeline.lossy import lossy
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
+from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, shape_of
 from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import BEGIN_EMPTY, UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
@@ -32,24 +31,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _byte_string = msgspec.msgpack.Decoder(bytes)
 _byte_strings = msgspec.msgpack.Decoder(list[bytes])
-_IMMUTABLE = (
-    inspect.NoneType,
-    inspect.BoolType,
-    inspect.IntType,
-    inspect.FloatType,
-    inspect.StrType,
-    inspect.BytesType,
-    inspect.DateTimeType,
-    inspect.DateType,
-    inspect.TimeType,
-    inspect.TimeDeltaType,
-    inspect.UUIDType,
-    inspect.DecimalType,
-    inspect.EnumType,
-    inspect.LiteralType,
-)
-
-
 _NOT_OF_TYPE = (TypeError, ValueError, OverflowError, RecursionError)
 """Errors of encoding and decoding values of another type."""
 _FIT = "Keep every old field under its name and give new ones a default"
@@ -134,9 +115,9 @@ class StateType(Generic[S]):
         self.schema, self.keys = self._versioned.schema, self._versioned.keys
         self._plain: _ByType[S] = _ByType(type_)
         self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
-        info = inspect.type_info(type_)
-        self._changes = inexact(type_, by_schema=codec is not None)
-        self._parts = _mutable_parts(info)
+        shape = shape_of(type_)
+        self._changes = lossy(type_, by_schema=codec is not None)
+        self._parts = _mutable_parts(shape)
         self.mutable = self._parts != frozenset()
         self._dropped: tuple[Any, list[str]] | None = None
         """A schema, and its `dropped`."""
@@ -144,7 +125,7 @@ class StateType(Generic[S]):
         """Results of `shares` by class."""
         self._decoded_classes: set[type] = set()
         """The classes of states that were checked, as they were decoded."""
-        self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
+        self.clone: Callable[[S], S] = _flat_clone(shape) or self._clone_by_codec
 
     @property
     def form(self) -> Any:
@@ -216,10 +197,10 @@ class StateType(Generic[S]):
             raise self._unstorable(states, error) from error
         changed = next(filter(None, map(self._changes, states)), "")
         if changed := changed or self._packing.changed(states, encoded, decoded):
-            raise self._inexact(changed)
+            raise self._lossy(changed)
         return encoded, decoded
 
-    def _inexact(self, changed: str) -> StateUnstorable:
+    def _lossy(self, changed: str) -> StateUnstorable:
         if self._packing is self._plain:
             return StateUnstorable(
                 f"A state of operator {self.operator!r} would not come back from a checkpoint as it was: {changed}. "
@@ -442,38 +423,26 @@ def _difference(one: Any, other: Any, path: str = "") -> str:
     return next(filter(None, (_difference(was, now, at) for at, was, now in inner)), "")
 
 
-def _mutable(info: inspect.Type) -> bool:
-    """Whether a value of this type can change in place; True if that is unknown."""
-    return _mutable_parts(info) != frozenset()
+def _mutable(shape: Shape) -> bool:
+    """Whether a value can change in place; True if that is unknown."""
+    return _mutable_parts(shape) != frozenset()
 
 
-def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> frozenset[type] | None:
-    """The classes of the mutable parts of a value of this type; None: unknown."""
-    own: set[type] = set()
-    inner: Iterable[inspect.Type] = ()
-    if isinstance(info, _IMMUTABLE):
-        return frozenset()
-    if isinstance(info, inspect.Metadata):
-        inner = [info.type]
-    elif isinstance(info, inspect.UnionType):
-        inner = info.types
-    elif isinstance(info, inspect.TupleType):
-        inner = info.item_types
-    elif isinstance(info, inspect.FrozenSetType | inspect.VarTupleType):
-        inner = [info.item_type]
-    elif isinstance(info, inspect.ListType | inspect.SetType):
-        own, inner = {list if isinstance(info, inspect.ListType) else set}, [info.item_type]
-    elif isinstance(info, inspect.DictType):
-        own, inner = {dict}, [info.key_type, info.value_type]
-    elif isinstance(info, inspect.ByteArrayType):
-        own = {bytearray}
-    elif isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType):
-        if info.cls in seen:
+def _mutable_parts(shape: Shape, seen: frozenset[Shape] = frozenset()) -> frozenset[type] | None:
+    """The classes of the mutable parts of a value; None: unknown."""
+    inner = (*shape.parts, *(field.shape for field in shape.fields))
+    match shape.form:
+        case Form.ANY | Form.OTHER:
+            return None
+        case Form.RECORD if shape in seen:
             return frozenset()
-        seen |= {info.cls}
-        own, inner = set() if _frozen(info) else {record_class(info)}, [field.type for field in info.fields]
-    else:
-        return None
+        case Form.RECORD:
+            seen |= {shape}
+            own = set() if shape.is_frozen else {shape.cls}
+        case Form.DICT | Form.LIST | Form.SET | Form.BYTES:
+            own = {shape.type} - _IMMUTABLE
+        case _:
+            own = set()
     for part in inner:
         parts = _mutable_parts(part, seen)
         if parts is None:
@@ -482,30 +451,21 @@ def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> f
     return frozenset(own)
 
 
+_IMMUTABLE = {bytes, tuple, frozenset}
+
+
 def _parts_of(class_: type) -> frozenset[type] | None:
     """The classes of the mutable parts of a value of *class_*; None: unknown."""
     try:
-        return _mutable_parts(inspect.type_info(class_))
-    except (TypeError, NameError):  # msgspec does not know it, or not yet
+        return _mutable_parts(shape_of(class_))
+    except UnsupportedType:  # msgspec does not know it, or not yet
         return None
 
 
-def _frozen(info: inspect.StructType | inspect.DataclassType | inspect.NamedTupleType) -> bool:
-    if isinstance(info, inspect.StructType):
-        return bool(record_class(info).__struct_config__.frozen)
-    if isinstance(info, inspect.DataclassType):
-        return bool(getattr(info.cls, "__dataclass_params__").frozen)  # noqa: B009 - not on the type that mypy sees
-    return True
-
-
-def _flat_clone(info: inspect.Type) -> Callable[[Any], Any] | None:
-    """A quick copy, if the type is a container of immutable values."""
-    if isinstance(info, inspect.ListType) and not _mutable(info.item_type):
+def _flat_clone(shape: Shape) -> Callable[[Any], Any] | None:
+    """A quick copy, if the type is a container of immutable values; keys of a dict do not change."""
+    if shape.type in (list, set, dict) and not _mutable(shape.parts[-1]):
         return methodcaller("copy")
-    if isinstance(info, inspect.SetType) and not _mutable(info.item_type):
-        return methodcaller("copy")
-    if isinstance(info, inspect.DictType) and not _mutable(info.value_type):
-        return methodcaller("copy")
-    if isinstance(info, inspect.StructType) and not any(_mutable(field.type) for field in info.fields):
+    if shape.is_struct and not any(_mutable(field.shape) for field in shape.fields):
         return methodcaller("__copy__")
     return None

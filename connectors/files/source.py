@@ -15,7 +15,7 @@ from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, J
 from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
 from exactlyonce.connectors.files.remote import RemotePlace, is_remote
 from exactlyonce.connectors.splits import OpenSplit, PlacedDecoder, SplitDecoder, SplitSource, require_reached
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
@@ -123,7 +123,7 @@ class FileSource(SplitSource[T]):
         try:
             reading = _format(format, value, delimiter, header)
             reading.describe()
-        except schema.UnsupportedType as error:
+        except shape.UnsupportedType as error:
             raise GraphError(f"{where}: {error}") from None
         fields = {
             "path": os.fspath(path) if is_remote(os.fspath(path)) else os.path.normpath(path),

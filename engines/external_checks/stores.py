@@ -18,7 +18,7 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.commits.stores import StagingSink, UnderWay
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -55,7 +55,7 @@ def stages(graph: LogicalGraph) -> bool:
 
 def _digest(sink: Sink[Any], type_: Any) -> str:
     """A digest of the description of *sink*: only a sink of the same description can read its staged output."""
-    described = msgspec.json.encode([sink.describe(type_), schema.describe(type_)], order="deterministic")
+    described = msgspec.json.encode([sink.describe(type_), shape.describe(type_)], order="deterministic")
     return hashlib.sha256(described).hexdigest()
 
 

@@ -46,10 +46,10 @@ from exactlyonce.pipeline.errors import (
     text_of,
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
-from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext

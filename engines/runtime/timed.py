@@ -29,7 +29,7 @@ from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
-from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.state.backend import TimedTable
 
 R = TypeVar("R")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from msgspec import inspect
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SAVEPOINT, SourceOffset
@@ -44,6 +43,7 @@ from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.pipeline.keys import explained_key, key_groups
 from exactlyonce.pipeline.names import nearest, setting
 from exactlyonce.pipeline.positions import BEGINNING, LATEST_OFFSET, START, Group, Position
+from exactlyonce.pipeline.shape import Form, Shape, shape_of
 from exactlyonce.state.errors import StateUnstorable
 
 if TYPE_CHECKING:
@@ -87,15 +87,15 @@ class _Typed:
         self._type = type_
         self._of_json = msgspec.json.Decoder(type_).decode
         has_records = type_ is not Any and b'"fields"' in msgspec.json.encode(key_types.described(type_))
-        self._info = inspect.type_info(type_) if has_records else None
+        self._shape = shape_of(type_) if has_records else None
         """The type, if values may have records, whose unknown fields would go unnoticed."""
 
     def read(self, value: Any) -> Any:
         """*value*, which is JSON, plain or of the type, as one of it; `Unfit` for a field that the type lacks."""
         is_json = _is_raw(value)
         typed = self._of_json(value) if is_json else msgspec.convert(value, self._type)
-        if self._info is not None and (is_json or isinstance(value, Mapping | list | tuple)):
-            unread = _unread(self._info, msgspec.json.decode(value) if is_json else value, "$")
+        if self._shape is not None and (is_json or isinstance(value, Mapping | list | tuple)):
+            unread = _unread(self._shape, msgspec.json.decode(value) if is_json else value, "$")
             if (path := next(unread, None)) is not None:
                 raise Unfit(f"the type has no field for `{path}`, which would be lost")
         return typed
@@ -182,25 +182,28 @@ def _pair(row: Any) -> tuple[Any, Any]:
     return key, state
 
 
-def _unread(info: inspect.Type, value: Any, path: str) -> Iterator[str]:
+def _unread(shape: Shape, value: Any, path: str) -> Iterator[str]:
     """The paths of fields in *value*, of plain values, that its type does not have."""
-    if isinstance(info, inspect.UnionType):
-        records = [member for member in info.types if hasattr(member, "fields")]
-        others = [member for member in info.types if hasattr(member, "item_type") or hasattr(member, "value_type")]
-        members = records if isinstance(value, dict) and records else others
-        if len(members) == 1:
-            yield from _unread(members[0], value, path)
-    elif isinstance(value, dict):
-        fields = {field.encode_name: field.type for field in getattr(info, "fields", ())}
-        for name, item in value.items():
-            of = fields.get(name, getattr(info, "value_type", None))
-            if of is None and fields and name != getattr(info, "tag_field", None):
-                yield f"{path}.{name}"
-            elif of is not None and isinstance(item, dict | list | tuple):
-                yield from _unread(of, item, f"{path}.{name}")
-    elif isinstance(value, list | tuple) and hasattr(info, "item_type"):
-        for number, item in enumerate(value):
-            yield from _unread(info.item_type, item, f"{path}[{number}]")
+    match shape.form:
+        case Form.UNION:
+            records = [member for member in shape.parts if member.form is Form.RECORD]
+            others = [member for member in shape.parts if member.form in (Form.LIST, Form.SET, Form.DICT)]
+            members = records if isinstance(value, dict) and records else others
+            if len(members) == 1:
+                yield from _unread(members[0], value, path)
+        case Form.RECORD if isinstance(value, dict):
+            fields = {field.name: field.shape for field in shape.fields}
+            for name, item in value.items():
+                if name in fields:
+                    yield from _unread(fields[name], item, f"{path}.{name}")
+                elif fields and (shape.tag is None or name != shape.tag[0]):
+                    yield f"{path}.{name}"
+        case Form.DICT if isinstance(value, dict):
+            for name, item in value.items():
+                yield from _unread(shape.parts[1], item, f"{path}.{name}")
+        case Form.LIST | Form.SET if isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                yield from _unread(shape.parts[0], item, f"{path}[{number}]")
 
 
 class SeededOperator:

@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from msgspec import inspect
-
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.errors import ConfigError
@@ -106,8 +104,8 @@ class FileSink(Sink[T]):
             if self.format == "avro":
                 avro_record(columns, "row")
             fields = fields_of(type_) if self.partition_by or typed else ()
-            schema.describe(type_)
-        except schema.UnsupportedType as error:
+            shape.describe(type_)
+        except shape.UnsupportedType as error:
             yield str(error)
             return
         yield from partitions.problems(self.partition_by, fields)
@@ -133,7 +131,7 @@ class FileSink(Sink[T]):
             "format": self.format,
             "partition_by": list(self.partition_by),
             "delivery": self.delivery,
-            "value": schema.describe(type_),
+            "value": shape.describe(type_),
         }
 
     # --- committer and writer ---------------------------------------------------------------------------------------
@@ -186,25 +184,22 @@ class FileSink(Sink[T]):
             return JsonLines(self._fields_of_lines(type_), _tag_of(type_))
         columns = [column for column in columns_of(type_) if column.field.name not in self.partition_by]
         if self.format == "avro":
-            return Avro(columns, schema.type_name(type_))
+            return Avro(columns, shape.type_name(type_))
         with needing("files", "pyarrow", f"FileSink({self.path!r}, format={self.format!r})"):
             from exactlyonce.sinks.files.parquet import Parquet
         return Parquet(columns)
 
     def _fields_of_lines(self, type_: Any) -> list[RowField] | None:
         """The fields of a line; None: all, as msgspec writes them. It would write an array for positional records."""
-        info: Any = inspect.type_info(type_)
-        positions = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
-        if not (positions or self.partition_by):
+        if not (shape.shape_of(type_).is_array or self.partition_by):
             return None
         return [field for field in fields_of(type_) if field.name not in self.partition_by]
 
 
 def _tag_of(type_: Any) -> dict[str, Any]:
     """The tag of a record's type on the wire."""
-    info: Any = inspect.type_info(type_)
-    name = getattr(info, "tag_field", None)
-    return {} if name is None else {name: info.tag}
+    tag = shape.shape_of(type_).tag
+    return {} if tag is None else dict([tag])
 
 
 def _path_problems(path: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up, shown_reference
+from exactlyonce.sinks.sql.fields import kind_name
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.sql.table import row_fields
 from exactlyonce.sinks.write_ahead.store import Store
@@ -77,7 +78,7 @@ class MySQLSink(TableSink[T], Generic[T]):
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the columns, without the server."""
-        columns = [[field.name, field.kind.value] for field in row_fields(type_, self.mode, self.key)]
+        columns = [[field.name, kind_name(field.kind)] for field in row_fields(type_, self.mode, self.key)]
         return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
 
     def address(self) -> MySQLAddress:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.postgres.dsn import has_password
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
@@ -91,7 +91,7 @@ class PostgresSink(TableSink[T], Generic[T]):
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the type's schema, without the database."""
         described = {"sink": "postgres", "table": self.full_name, "mode": self.mode, "key": list(self.key)}
-        return described | {"row": schema.describe(type_)}
+        return described | {"row": shape.describe(type_)}
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce. Without *schema* the table's is `public`."""

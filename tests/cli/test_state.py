@@ -14,7 +14,7 @@ from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, possib
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.schema import describe
+from exactlyonce.pipeline.shape import describe
 from exactlyonce.pipeline.timers import FOREVER
 from exactlyonce.state.index import IndexHead
 from exactlyonce.state.slots import GroupTimes

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
-from exactlyonce.pipeline.schema import UnsupportedType, describe
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
+from exactlyonce.pipeline.shape import UnsupportedType, describe
 
 
 def struct(*fields: Any, name: str = "S", **config: Any) -> Any:

@@ -18,7 +18,7 @@ from exactlyonce.engines.spark.source.state_reading import Columns
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.schema import describe
+from exactlyonce.pipeline.shape import describe
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import StateIncompatible
 from exactlyonce.state.state_type import StateType

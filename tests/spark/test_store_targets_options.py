@@ -16,7 +16,7 @@ from pyspark.sql import types as spark
 from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget, announced_sink, record_type
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
 
@@ -73,7 +73,7 @@ def test_options_travel() -> None:
     again = pickle.loads(pickle.dumps(options))
     assert again == options
     assert hash(again.target) == hash(options.target)
-    described = [schema.describe(target_of(each).type) for each in (options, again)]
+    described = [shape.describe(target_of(each).type) for each in (options, again)]
     assert described[0] == described[1]
     optional = {"day": {"union": ["date", "null"]}, "ratio": {"union": ["float", "null"]}}
     assert dict(described[0]["fields"]) == {"id": "int", "customer": "str", **optional}
@@ -135,8 +135,8 @@ def test_records() -> None:
     records = target_of(options).records()
     values, made = records.take(batch)
     assert values == [("first", {"m": [{"x": 1}, None]}, 1), ("second", None, None)]
-    assert [schema.describe(type(each)) for each in made] == [
-        schema.describe(record_type(columns.json(), ("class",)))
+    assert [shape.describe(type(each)) for each in made] == [
+        shape.describe(record_type(columns.json(), ("class",)))
     ] * 2
     broken = pa.record_batch([pa.array(["a", None]), sizes, pa.array([1, 2])], names=columns.names)
     with pytest.raises(RecordError, match=r"Row 4 of a task has null in column 'class'.*filter"):

@@ -28,6 +28,7 @@ from exactlyonce.pipeline.delivery import AT_MOST_ONCE, delivery_problems
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.extras import SINKS, announced, loaded
 from exactlyonce.pipeline.hints import declared, members, without_none
+from exactlyonce.pipeline.shape import Form
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.delta.sink import DeltaSink
 from exactlyonce.sinks.files.sink import FileSink
@@ -35,7 +36,7 @@ from exactlyonce.sinks.iceberg.sink import IcebergSink
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.redis.sink import RedisSink
-from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
+from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -284,13 +285,13 @@ def _key_problems(target: StoreTarget) -> Iterator[str]:
             yield f"key={target.parsed['key']!r} names no column, so that all rows had one key: 'total:{{{example}}}'"
         for name in target.key:
             if columns[name].kind not in _IN_KEYS:
-                kind = columns[name].kind.value
+                kind = kind_name(columns[name].kind)
                 yield f"key names {name!r}, a column of {kind}, which is no part of a key: cast it to a string"
     if not unknown:
         yield from target.sink.problems(target.type)
 
 
-_IN_KEYS = {FieldKind.STR, FieldKind.INT, FieldKind.BOOL, FieldKind.DATE}
+_IN_KEYS = {Form.STR, Form.INT, Form.BOOL, Form.DATE}
 """Kinds with one form as text."""
 
 
@@ -328,9 +329,9 @@ def _written(value: object) -> str:
 def record_type(schema: str, required: tuple[str, ...] = ()) -> Any:
     """The type of rows with *schema*, in JSON; *required* columns have no null.
 
-    >>> from exactlyonce.pipeline import schema
+    >>> from exactlyonce.pipeline import shape
     >>> columns = spark.StructType().add("customer", spark.StringType()).add("sum", spark.LongType())
-    >>> schema.describe(record_type(columns.json(), ("customer",)))["fields"]
+    >>> shape.describe(record_type(columns.json(), ("customer",)))["fields"]
     [['customer', 'str'], ['sum', {'union': ['int', 'null']}]]
     """
     columns = spark.StructType.fromJson(msgspec.json.decode(schema))

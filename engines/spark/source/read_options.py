@@ -352,7 +352,7 @@ class StateOptions:
     """The newest checkpoint that was complete then. Without both, the newest."""
     key: str | None
     key_schema: Any
-    """The schema, as `pipeline.schema.describe` gives it; None: not given."""
+    """The schema, as `pipeline.shape.describe` gives it; None: not given."""
     types: str
     """`module:attribute` of a pipeline with the types; empty: none."""
     params: Mapping[str, str]

@@ -7,13 +7,12 @@ check of a type, compiled once, looks at those parts of the values that may diff
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import inspect
 
-from exactlyonce.pipeline.schema import record_class
+from exactlyonce.pipeline.shape import Form, Shape, shape_of
 from exactlyonce.pipeline.wire import apart
 
 Check = Callable[[Any], str]
@@ -21,22 +20,26 @@ Check = Callable[[Any], str]
 
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 """The types of msgpack itself."""
-_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)
-_BYTES = (bytes, bytearray, memoryview)
-_SEQUENCES = (list, tuple)
-_SETS = (set, frozenset)
+_CLASSES: Mapping[Form, tuple[type, ...]] = {
+    Form.DATETIME: (datetime.datetime,),
+    Form.TIME: (datetime.time,),
+    Form.BYTES: (bytes, bytearray, memoryview),
+    Form.DICT: (dict,),
+    Form.SET: (set, frozenset),
+}
+"""The classes of the values of members of a union; lists and tuples for others that have a check."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-def inexact(type_: Any, *, by_schema: bool = False) -> Check:
+def lossy(type_: Any, *, by_schema: bool = False) -> Check:
     """The check of values of *type_*. *by_schema*: parts without a type have one in a schema.
 
-    >>> inexact(dict)({"pair": (1, 2)})
+    >>> lossy(dict)({"pair": (1, 2)})
     'a value is (1, 2), and is read as [1, 2]'
     """
-    return _Compiling(None if by_schema else _loosely).check(inspect.type_info(type_)) or _nothing
+    return _Compiling(None if by_schema else _loosely).check(shape_of(type_)) or _nothing
 
 
 def in_utc(type_: Any) -> Callable[[Any], Any] | None:
@@ -51,25 +54,19 @@ def in_utc(type_: Any) -> Callable[[Any], Any] | None:
         if not changed:
             return None
         return lambda record: changed[type(record)](record) if type(record) in changed else record
-    info = inspect.type_info(type_)
-    if not _has_moments(info, set()):
+    if not _has_moments(shape_of(type_), set()):
         return None
-    check, decode = inexact(type_), msgspec.msgpack.Decoder(type_).decode
+    check, decode = lossy(type_), msgspec.msgpack.Decoder(type_).decode
     return lambda record: decode(_encode(record)) if check(record) else record
 
 
-def _has_moments(info: Any, seen: set[Any]) -> bool:
-    """Whether a type is a point in time, or contains one."""
-    if isinstance(info, inspect.DateTimeType):
-        return True
-    if isinstance(info, (*_RECORDS, inspect.TypedDictType)):
-        if info.cls in seen:
-            return False
-        seen.add(info.cls)
-        return any(_has_moments(field.type, seen) for field in info.fields)
-    inner = (getattr(info, name, None) for name in ("type", "item_type", "key_type", "value_type"))
-    several = (*getattr(info, "types", ()), *getattr(info, "item_types", ()))
-    return any(_has_moments(part, seen) for part in (*inner, *several) if part is not None)
+def _has_moments(shape: Shape, seen: set[Shape]) -> bool:
+    """Whether values are points in time, or contain one."""
+    if shape in seen:
+        return False
+    seen.add(shape)
+    inner = (*shape.parts, *(field.shape for field in shape.fields))
+    return shape.form is Form.DATETIME or any(_has_moments(part, seen) for part in inner)
 
 
 class _Compiling:
@@ -77,40 +74,34 @@ class _Compiling:
 
     def __init__(self, of_any: Check | None) -> None:
         self._of_any = of_any
-        self._records: dict[Any, Check] = {}
-        """The checks by class, also unfinished ones, since records may be recursive."""
+        self._records: dict[Shape, Check] = {}
+        """The checks of records, also unfinished ones, since these may be recursive."""
 
-    def check(self, info: inspect.Type) -> Check | None:
-        if isinstance(info, inspect.AnyType):
-            return self._of_any
-        if isinstance(info, inspect.DateTimeType | inspect.TimeType):
-            return _moment
-        if isinstance(info, inspect.BytesType):
-            return _items((bytes,), None)
-        if isinstance(info, inspect.Metadata):
-            return self.check(info.type)
-        if isinstance(info, inspect.UnionType):
-            return self._union(info)
-        if isinstance(info, _RECORDS):
-            return self._record(info, getattr, record_class(info))
-        if isinstance(info, inspect.TypedDictType):
-            return self._record(info, dict.get, dict)
-        if isinstance(info, inspect.DictType):
-            of_keys = _Compiling(_key) if self._of_any is _loosely else self
-            return _mapping(of_keys.check(info.key_type), self.check(info.value_type))
-        if isinstance(info, inspect.TupleType):
-            return _tuple([self.check(item) for item in info.item_types])
-        if isinstance(info, inspect.SetType | inspect.FrozenSetType):
-            return _items((set if isinstance(info, inspect.SetType) else frozenset,), self.check(info.item_type))
-        if isinstance(info, inspect.VarTupleType):
-            return _items((tuple,), self.check(info.item_type))
-        if isinstance(info, inspect.CollectionType):
-            return _items(_SEQUENCES, self.check(info.item_type))
+    def check(self, shape: Shape) -> Check | None:
+        match shape.form:
+            case Form.ANY:
+                return self._of_any
+            case Form.DATETIME | Form.TIME:
+                return _moment
+            case Form.BYTES:
+                return _items((bytes,), None) if shape.type is bytes else None
+            case Form.UNION:
+                return self._union(shape)
+            case Form.RECORD:
+                return self._record(shape)
+            case Form.DICT:
+                of_keys = _Compiling(_key) if self._of_any is _loosely else self
+                return _mapping(of_keys.check(shape.parts[0]), self.check(shape.parts[1]))
+            case Form.TUPLE:
+                return _tuple([self.check(item) for item in shape.parts])
+            case Form.LIST | Form.SET:
+                classes = (list, tuple) if shape.type is list else (shape.type,)
+                return _items(classes, self.check(shape.parts[0]))
         return None
 
-    def _union(self, info: inspect.UnionType) -> Check | None:
+    def _union(self, shape: Shape) -> Check | None:
         """The check of a union: by the member that is the value's class, or a base of it."""
-        checks = {class_: of for member in info.types if (of := self.check(member)) for class_ in _classes(member)}
+        checks = {class_: of for member in shape.parts if (of := self.check(member)) for class_ in _classes(member)}
 
         def check(value: Any) -> str:
             if exact := checks.get(type(value)):
@@ -119,12 +110,12 @@ class _Compiling:
 
         return check if checks else None
 
-    def _record(self, info: Any, get: Callable[[Any, str], Any], class_: type) -> Check:
-        if info.cls in self._records:
-            return lambda value: self._records[info.cls](value)
-        self._records[info.cls] = _nothing
-        fields = [(field.name, self.check(field.type)) for field in info.fields]
-        self._records[info.cls] = check = _within(fields, get, class_)
+    def _record(self, shape: Shape) -> Check:
+        if shape in self._records:
+            return lambda value: self._records[shape](value)
+        self._records[shape] = _nothing
+        fields = [(field.attribute, self.check(field.shape)) for field in shape.fields]
+        self._records[shape] = check = _within(fields, dict.get if shape.is_mapping else getattr, shape.cls)
         return check
 
 
@@ -221,19 +212,5 @@ def _within(fields: Iterable[tuple[str, Check | None]], get: Callable[[Any, str]
     return check
 
 
-def _classes(info: inspect.Type) -> tuple[type, ...]:
-    if isinstance(info, inspect.Metadata):
-        return _classes(info.type)
-    if isinstance(info, _RECORDS):
-        return (record_class(info),)
-    if isinstance(info, inspect.DateTimeType):
-        return (datetime.datetime,)
-    if isinstance(info, inspect.TimeType):
-        return (datetime.time,)
-    if isinstance(info, inspect.BytesType):
-        return _BYTES
-    if isinstance(info, inspect.DictType | inspect.TypedDictType):
-        return (dict,)
-    if isinstance(info, inspect.SetType | inspect.FrozenSetType):
-        return _SETS
-    return _SEQUENCES
+def _classes(shape: Shape) -> tuple[type, ...]:
+    return (shape.cls,) if shape.form is Form.RECORD else _CLASSES.get(shape.form, (list, tuple))
