@@ -199,6 +199,8 @@ def test_pairs_by_the_time_of_one_side_are_counted_once_whenever_a_run_is_killed
             incarnation.await_checkpoint()
         time.sleep(chance.random() / 2)
         incarnation.kill()
+    sides.feed("in", 200)
+    sides.feed("right", 80)
     sides.job.finish("--parallelism", "2", "--drain")
     sides.assert_as_by_sql()
 
