@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from exactlyonce.checkpoint.records.manifest import HISTORY
 from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
     AUTO,
@@ -162,9 +163,10 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: fl
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     elif summary.checkpoints:
+        next_command = "the same command" if summary.manifest.kind == HISTORY else f"`exactlyonce run {named(args)}`"
         print(
             f"{name}: {summary.records:,} records read, {summary.records_out:,} written{_skipped(summary)}, up to "
-            f"checkpoint {summary.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            f"checkpoint {summary.checkpoint}; {next_command} goes on from there.",
             file=sys.stderr,
         )
     else:
