@@ -75,7 +75,7 @@ _INSTEAD = {
     "side_output": "side(output)", "get_side_output": "side(output)", "windowed_by": _WINDOW, "window_by": _WINDOW,
     "tumbling_window": _WINDOW, "hopping_window": _WINDOW, "session_window": _WINDOW, "window_all": _WINDOW,
     "count": _AGGREGATE, "sum": _AGGREGATE, "min": _AGGREGATE, "max": _AGGREGATE, "left_join": _OUTER,
-    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source", "with_time": "time= of the source",
+    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source, or with_time(fn) further on",
     "execute": "pipeline.run()", "run": "pipeline.run()", "uid": "id= of the operator", "name": "id= of the operator",
 }  # fmt: skip
 """What does it, by the name that a method has elsewhere, in snake_case."""
@@ -120,7 +120,7 @@ def _operator(method: F) -> F:
                 f'{location(caller())}: the first argument of {name} is its id in checkpoints, as {name}("{name}", '
                 f"...), and not {first!r:.100}"
             )
-        if not identified and given and isinstance(first, str):
+        if not identified and isinstance(first, str) and len(given) > (name == "with_time"):  # it takes a field
             raise GraphError(
                 f"{location(caller())}: {name} has no state, so its id has a name: {name}(..., id={first!r})"
             )
@@ -369,6 +369,22 @@ class Stream(_Stream[T]):
     def side(self, output: Output[U]) -> Stream[U]:
         """The stream of a side output of the operator that gave this stream."""
         return Stream(self._builder, self._builder.side(self._origin, output))
+
+    @_operator
+    def with_time(
+        self, at: str | Callable[[T], Any], *, disorder: Duration = "0s", id: str | None = None,
+        on_error: DeadLetterTarget | None = None,
+    ) -> Stream[T]:  # fmt: skip
+        """The same records with another event time, for windows and other operators by time after it.
+
+        *at* is that of `EventTime`: the name of a field, or a function of the record. *disorder* is how far the new
+        time may lie before the old one, which for a late record is its floor; it may lie after it by any time. One
+        further back is late for the operators that come next, and their ``late=`` gets it. Their results come later by
+        *disorder*, and remain a function of the topics. The sources need ``time=``.
+
+        *on_error* gets the records for which *at* raises or gives no usable time.
+        """
+        return Stream(self._builder, self._builder.add_time(at, disorder, id, self._origin, on_error))
 
     @overload
     def union(self, *others: Stream[T], id: str | None = ...) -> Stream[T]: ...

@@ -272,6 +272,9 @@ assert_type(in_time, EventTime[object])
 assert_type(KafkaSource("t", value=Order, time=EventTime(lambda order: order.id)), KafkaSource[Order])
 placed = KafkaSource.records("t", value=Order, time=EventTime(lambda record: record.value.id))
 assert_type(placed, KafkaSource[Record[Order]])
+in_time_windows = windows.aggregate("timed-anew", Count()).with_time("start", disorder=timedelta(hours=1))
+assert_type(in_time_windows, Stream[Windowed[str, int]])
+assert_type(orders.with_time(lambda order: order.ts, disorder="1h", id="placed"), Stream[Order])
 # run
 
 assert_type(pipeline.run(), RunResult | None)
