@@ -110,10 +110,10 @@ class LateRecords:
                     f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
                     f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
                     f"them, and name some. If records of a partition are out of order, as those of several producers, "
-                    f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
-                    f"partitions were silent for longer than idle=, raise that. Give the operator late= to keep such "
-                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
-                    f"docs/event-time.md.",
+                    f"raise disorder= of the source, or of with_time. If a record's time was ahead of all others, "
+                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. Give the operator "
+                    f"late= to keep such records in an output, or let it leave them out with {setting('max_late')} 1. "
+                    f"See docs/event-time.md.",
                     operator=operator,
                 )
 
