@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.source import ReadsTopic
-from exactlyonce.engines import run_requests
+from exactlyonce.engines import processes
 from exactlyonce.engines.configuration import absolute, client_from, read_file
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind
@@ -115,8 +115,7 @@ class RowType:
                 f"Leave it out, and {filling}: then it fills itself."
             )
         self.node, self.state_type = node, state_type_of(node, drops_fields=False)
-        kept = node.kept
-        self.type = kept.type if kept.codec is None else kept.codec.type
+        self.type = node.kept.type
         self.key_type = Any if key_types.described(node.key_type) is None else node.key_type
         self._key, self._state = _Typed(self.key_type), _Typed(self.type)
 
@@ -427,7 +426,7 @@ def _base(client: ClientConfig, graph: LogicalGraph, base: str | int | None) -> 
     name, history = graph.pipeline_id, History(graph.pipeline_id)
     with suppress(TopicError):  # it has never run
         history = read_history(client, name)
-    if (living := run_requests.living_run(history)) is not None:
+    if (living := processes.living(history, SystemClock().now_ms())) is not None:
         raise ConfigError(
             f"{name} runs: process {living.process} on {living.host}. Nothing was written: stop it, by `exactlyonce "
             f"savepoint {name} --stop` say, whose savepoint can be the base."

@@ -24,12 +24,11 @@ from exactlyonce.pipeline.aggregates import (
 )
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
-from exactlyonce.pipeline.context import Context, Operator
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Enriched
+from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
 from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
-from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.running import RunResult, RunSettings, run
@@ -38,8 +37,7 @@ from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
-from exactlyonce.sinks.kafka.dead_letters import DeadLetters
-from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.kafka.sink import DeadLetters, KafkaSink
 
 __all__ = [
     "Aggregate",
