@@ -110,9 +110,9 @@ class LateRecords:
                     f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
                     f"them, and name some. If records of a partition are out of order, as those of several producers, "
                     f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
-                    f"partitions were silent for longer than idle=, raise that. Give the operator late= to keep such "
-                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
-                    f"docs/event-time.md.",
+                    f"partitions were silent for longer than idle=, raise that. If a run before was drained (--drain), "
+                    f"it has closed all windows up to its end. Give the operator late= to keep such records in an "
+                    f"output, or let it leave them out with {setting('max_late')} 1. See docs/event-time.md.",
                     operator=operator,
                 )
 
