@@ -20,6 +20,7 @@ from exactlyonce.cli.spark_arguments import (
     AUTO,
     SPARK,
     SPARK_TEXT,
+    LineOfProgress,
     add_json,
     add_leading,
     add_spark,
@@ -31,7 +32,6 @@ from exactlyonce.pipeline.positions import LATEST, TO
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import Summary
 
 _BACKFILL = f"""\
@@ -110,7 +110,6 @@ def catch_up(args: argparse.Namespace) -> int:
 
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import CatchUp
     from exactlyonce.engines.configuration import parallelism_given
     from exactlyonce.engines.stop_signals import handling_stop_signals

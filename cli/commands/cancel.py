@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
 
 def cancel(args: argparse.Namespace) -> int:
     """Ask the run to end, wait, delete its condemned checkpoints, and say what is left."""
-    from exactlyonce.cli.lines import note_for
+    from exactlyonce.cli.text import note_for
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
     from exactlyonce.engines import run_requests
     from exactlyonce.engines.pipeline_resources import erase_condemned

@@ -10,7 +10,7 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
-from exactlyonce.cli.lines import note_for
+from exactlyonce.cli.text import note_for
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline_name, client
-from exactlyonce.cli.lines import note_for
+from exactlyonce.cli.text import note_for
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import counted

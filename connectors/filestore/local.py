@@ -182,7 +182,7 @@ class LocalStore(RenamingStore):
         path, problem = self._path, ""
         if not path.is_dir():
             if os.path.lexists(path) or not path.parent.is_dir():
-                problem = f"{path} is not a folder, and cannot be made one: correct the path of the sink."
+                problem = f"{path} is not a folder, and cannot be made one: correct the path."
         elif not os.access(path, os.W_OK | os.X_OK):
             problem = f"{path} is not writable for this user: let its owner allow it, or run as another one."
         return problem, ""

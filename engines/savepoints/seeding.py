@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.source import ReadsTopic
-from exactlyonce.engines import run_requests
+from exactlyonce.engines import processes
 from exactlyonce.engines.configuration import absolute, client_from, read_file
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind
@@ -427,7 +427,7 @@ def _base(client: ClientConfig, graph: LogicalGraph, base: str | int | None) -> 
     name, history = graph.pipeline_id, History(graph.pipeline_id)
     with suppress(TopicError):  # it has never run
         history = read_history(client, name)
-    if (living := run_requests.living_run(history)) is not None:
+    if (living := processes.living(history, SystemClock().now_ms())) is not None:
         raise ConfigError(
             f"{name} runs: process {living.process} on {living.host}. Nothing was written: stop it, by `exactlyonce "
             f"savepoint {name} --stop` say, whose savepoint can be the base."

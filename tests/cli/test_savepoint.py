@@ -17,8 +17,8 @@ from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Operato
 from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
 from exactlyonce.cli.commands.savepoints import as_text
-from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import main, parser
+from exactlyonce.cli.text import new_namespace
 from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
 from exactlyonce.engines import run_requests
 from exactlyonce.engines.savepoints import retained

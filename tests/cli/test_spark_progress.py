@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.cli.spark_progress import LineOfProgress
+from exactlyonce.cli.spark_arguments import LineOfProgress
 from tests.cli.conftest import manifest
 
 
@@ -30,7 +30,7 @@ def test_the_rate_counts_from_where_the_work_begins(
     terminal, now_s = Terminal(), 0
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("exactlyonce.cli.spark_progress.time.monotonic", lambda: float(now_s))
+    monkeypatch.setattr("exactlyonce.cli.spark_arguments.time.monotonic", lambda: float(now_s))
     progress = LineOfProgress("p", json=False)
     for began_s, now_s in rounds:
         done_s, now_s = now_s, began_s

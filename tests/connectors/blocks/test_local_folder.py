@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -56,16 +53,6 @@ class TestLocalFolder(FileStorageContract):
         self.root.rename(aside)
         yield
         aside.rename(self.root)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
-    place.mkdir()
-    if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
-        pytest.skip("this user cannot mount a small disk")
-    yield place
-    libc.umount2(os.fsencode(place), 2)
 
 
 def test_a_full_disk(small_disk: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -92,17 +92,6 @@ def test_a_right_that_is_missing_is_named(make_target, totals, request) -> None:
     assert as_nobody(lambda: committer.commit([committable], 1, ORIGIN)).startswith(told)
     assert f"Give user {NOBODY} the right to write in {target.folder}" in as_nobody(target.committer().check)
     assert committer.commit([committable], 1, ORIGIN)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    libc: Any = ctypes.CDLL(None, use_errno=True)
-    place = tmp_path / "disk"
-    place.mkdir()
-    if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
-        pytest.skip("this user cannot mount a small disk")
-    yield place
-    libc.umount2(os.fsencode(place), 2)
 
 
 def test_a_full_disk_is_waited_for_by_the_commit(small_disk, make_target, totals) -> None:

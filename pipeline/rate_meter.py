@@ -1,4 +1,4 @@
-"""Departures: the records that have left a place lately, and so the number that may wait there.
+"""The rate meter: the records that have left a place lately, and so the number that may wait there.
 
 One rule bounds the records that wait before a barrier, or are flushed at one: a place may hold as many as left it in
 the last stretch of time. They are then gone in about such a stretch, and a faster place may hold more.
@@ -17,10 +17,10 @@ class _Left(NamedTuple):
     records: int
 
 
-class Departures:
-    """The departures of one place. Records count for the whole time in which they could have left.
+class RateMeter:
+    """Counts the records that leave one place. They count for the whole time in which they could have left.
 
-    >>> place = Departures(0.5)
+    >>> place = RateMeter(0.5)
     >>> place.left(40, since_s=0.0, until_s=1.0)
     >>> place.left(5, since_s=1.0, until_s=1.25)
     >>> [place.lately(now_s) for now_s in (1.25, 1.5, 1.625, 2.0)]
