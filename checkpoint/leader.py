@@ -109,10 +109,11 @@ class LateRecords:
                     f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
                     f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
                     f"them, and name some. If records of a partition are out of order, as those of several producers, "
-                    f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
-                    f"partitions were silent for longer than idle=, raise that. If a run before was drained (--drain), "
-                    f"it has closed all windows up to its end. Give the operator late= to keep such records in an "
-                    f"output, or let it leave them out with {setting('max_late')} 1. See docs/event-time.md.",
+                    f"raise disorder= of the source, or of with_time. If a record's time was ahead of all others, "
+                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. If a run before was "
+                    f"drained (--drain), it has closed all windows up to its end. Give the operator late= to keep such "
+                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
+                    f"docs/event-time.md.",
                     operator=operator,
                 )
 

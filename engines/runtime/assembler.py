@@ -495,6 +495,9 @@ class Assembler:
             )
         )
         operator.firings, operator.notes = operators.firings, self.notes
+        above = self.plan.graph.above(node.id)
+        if anew := [other.id for other in self.plan.graph.nodes if other.kind is Kind.WITH_TIME and other.id in above]:
+            operator.timed_by = f"with_time {anew[-1]!r}"
         operator.late_output, operator.late_right_output = node.late, node.late_right
         operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []
@@ -639,7 +642,7 @@ def sink_output(
 ) -> ops.SinkOutput:
     """The operator that encodes the records of sink *node* for *writer*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
-    while producer.kind in (Kind.FILTER, Kind.PEEK):
+    while producer.kind in (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME):
         producer = graph.node(producer.inputs[0].node)
     known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source's records were decoded as their type
     known = known and node.inputs[0].output != DEAD_LETTERS
@@ -668,4 +671,6 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         return _OF_FUNCTION[node.kind](node.id, function)
     if node.kind is Kind.SPLIT:
         return ops.Split(node.id, function)
+    if node.kind is Kind.WITH_TIME:
+        return ops.WithTime(node.id, function, node.disorder_ms)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -23,7 +23,6 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.sink import Routes, Sink, mapped
-from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.values import codec_problems, holds_records, value_type
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -147,6 +146,7 @@ class KafkaSink(Sink[T], Generic[T]):
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
+        from exactlyonce.sinks.kafka.deferred import DeferredWriter
         from exactlyonce.sinks.kafka.plain import PlainWriter
         from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
         from exactlyonce.sinks.kafka.writer import KafkaWriter
@@ -160,7 +160,7 @@ class KafkaSink(Sink[T], Generic[T]):
             )  # fmt: skip
             return Opened(writer, encoder)
         plain = PlainWriter(sink=context.sink, topic=self.topic, producers=producers, clock=clock)
-        return Opened(plain if self.delivery == AT_LEAST_ONCE else DeferredWriter(plain, Outputs), encoder)
+        return Opened(plain if self.delivery == AT_LEAST_ONCE else DeferredWriter(plain), encoder)
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the topic and the functions, and of the type for the codec."""
