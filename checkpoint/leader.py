@@ -111,9 +111,10 @@ class LateRecords:
                     f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
                     f"them, and name some. If records of a partition are out of order, as those of several producers, "
                     f"raise disorder= of the source, or of with_time. If a record's time was ahead of all others, "
-                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. Give the operator "
-                    f"late= to keep such records in an output, or let it leave them out with {setting('max_late')} 1. "
-                    f"See docs/event-time.md.",
+                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. If a run before was "
+                    f"drained (--drain), it has closed all windows up to its end. Give the operator late= to keep such "
+                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
+                    f"docs/event-time.md.",
                     operator=operator,
                 )
 
