@@ -302,7 +302,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     cursor: str = ""
     """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
     floor: int = NO_FLOOR
-    """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
+    """The event time in ms below which its later records are late; see `engines.runtime.source_decoder`."""
 
     @property
     def identity(self) -> str:

@@ -29,10 +29,9 @@ from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import order_runs
-from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.timed import TimedOperator
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.wire import describe

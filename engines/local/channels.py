@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from exactlyonce.engines.runtime import signals
-from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
+from exactlyonce.engines.runtime import watermarks as signals
+from exactlyonce.engines.runtime.watermarks import Barrier, Signal, Watermark
 from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError
 from exactlyonce.pipeline.graph import Node
 

@@ -37,10 +37,8 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, OrderRuns
-from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
-from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.source_times import SourceTimes
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
+from exactlyonce.engines.runtime.watermarks import Barrier, Port, Signal, Watermark
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.rate_meter import RateMeter
 

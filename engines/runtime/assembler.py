@@ -19,7 +19,16 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, Operator
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import expiry, in_flight, joins, ordering, revisions, timers, window_joins, windows
+from exactlyonce.engines.runtime import (
+    expiry,
+    in_flight,
+    join_operators,
+    ordering,
+    revisions,
+    timer_operators,
+    window_join_operators,
+    window_operators,
+)
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.answers import AnswerCodec, Answers
@@ -32,11 +41,10 @@ from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import OrderRuns
-from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.task_spec import TaskSpec
-from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
+from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedParts
 from exactlyonce.engines.runtime.users_code import place_of
-from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard, Watermark
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
@@ -64,7 +72,8 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
 }  # fmt: skip
 """The operators of nothing but the user's function."""
 _OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
-    **windows.OPERATORS, **revisions.OPERATORS, **joins.OPERATORS, **window_joins.OPERATORS, **timers.OPERATORS,
+    **window_operators.OPERATORS, **revisions.OPERATORS, **join_operators.OPERATORS, **window_join_operators.OPERATORS,
+    **timer_operators.OPERATORS,
     **ordering.OPERATORS, **expiry.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
@@ -443,7 +452,7 @@ class Assembler:
         elif node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
-            operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, io, operators))
+            operator = join_operators.LookupJoiner.made(node, node.lookup, self._table(node, io, operators))
         elif node.stateful:
             operator = self._stateful(node, cast("Any", function), io, operators)
         elif node.kind is Kind.KEY_BY:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.joins import Lookups, replaced
+from exactlyonce.engines.runtime.join_operators import Lookups, replaced
 from exactlyonce.engines.runtime.operators import StateCalls
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at
+from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts, nothing_at
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind

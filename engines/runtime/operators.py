@@ -9,7 +9,7 @@ between two batches: it polls writers, which hold only outputs of earlier batche
 snapshot, which would see state in the middle of a batch.
 
 A watermark goes from operator to operator between two batches. A `TimedOperator` passes it on once it has given all
-results that are due; see `engines.runtime.timed`.
+results that are due; see `engines.runtime.timed_operators`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.outage import is_outage, pause, retried
-from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.users_code import place_of
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
     ExactlyOnceError,

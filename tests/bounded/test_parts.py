@@ -29,7 +29,7 @@ from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, St
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.loading import Loaded, load
 

@@ -34,9 +34,8 @@ from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, RECORDS, WATERMARK, OrderRuns, runs_of
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.timed import TimedOperator
-from exactlyonce.engines.runtime.watermarks import MergedPorts
+from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.joins import AsOf

@@ -19,7 +19,7 @@ from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Kind, Node
 

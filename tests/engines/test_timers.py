@@ -15,7 +15,7 @@ from test_windows import ARRIVALS, WATERMARKS, Arrivals, Arrived, as_batch, floo
 from timed_rig import GROUPS, group_of, parts_of
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.timers import OPERATORS, CoHandlerOperator, HandlerOperator
+from exactlyonce.engines.runtime.timer_operators import OPERATORS, CoHandlerOperator, HandlerOperator
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.functions import Emit

@@ -28,7 +28,7 @@ from exactlyonce.engines.local.channels import Capture, LoopChannel, SocketChann
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, FeedbackInput, RestoredInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 
 UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
 

@@ -14,10 +14,9 @@ from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.expiry import Latest
 from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.source_times import SourceTimes
-from exactlyonce.engines.runtime.timed import TimedOperator
-from exactlyonce.engines.runtime.watermarks import MergedPorts
+from exactlyonce.engines.runtime.source_decoder import SourceTimes
+from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Watermark
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.slots import TableTimes
 

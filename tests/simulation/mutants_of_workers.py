@@ -22,7 +22,7 @@ from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import Assembler
 from exactlyonce.engines.runtime.order_log import OrderRuns
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.sinks.kafka.writer import KafkaWriter, SlotState, TransactionPool
 from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.state.chain import Chain

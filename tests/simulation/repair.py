@@ -27,10 +27,9 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
-from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.task_spec import TaskSpec
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs

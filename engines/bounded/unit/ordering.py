@@ -38,10 +38,8 @@ from exactlyonce.engines.runtime.order_log import (
     OrderRuns,
     runs_of,
 )
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.source_times import SourceTimes
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.moments import shown_time

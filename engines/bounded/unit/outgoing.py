@@ -39,7 +39,7 @@ from exactlyonce.engines.bounded.unit.staging import (
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame, coordinates_of
 from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
-from exactlyonce.engines.runtime.signals import Watermark, encode
+from exactlyonce.engines.runtime.watermarks import Watermark, encode
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit

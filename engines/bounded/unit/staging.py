@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from exactlyonce.engines.bounded.unit.locations import ReadableFile, WritableFile, created, opened
-from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import ConfigError, require
 
 MAGIC = b"eostage1"

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at
+from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts, nothing_at
 from exactlyonce.engines.runtime.waiting import UNWRITTEN_MAX, Waiting
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node

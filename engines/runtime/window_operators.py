@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from exactlyonce.engines.runtime.batch import Batch, Origin
 from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import chunks, record_error
-from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts
+from exactlyonce.engines.runtime.timed_operators import SLICE_KEYS, Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS, require_whole
 from exactlyonce.pipeline.event_time import END_OF_TIME

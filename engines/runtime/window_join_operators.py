@@ -15,8 +15,8 @@ from typing import Any
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import coordinates_of
 from exactlyonce.engines.runtime.operators import Sides
-from exactlyonce.engines.runtime.timed import SLICE_KEYS, Due, TimedParts
-from exactlyonce.engines.runtime.windows import (
+from exactlyonce.engines.runtime.timed_operators import SLICE_KEYS, Due, TimedParts
+from exactlyonce.engines.runtime.window_operators import (
     HoppingWindows,
     SessionWindows,
     TumblingWindows,

@@ -21,7 +21,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates, origins_of
 from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts
+from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups

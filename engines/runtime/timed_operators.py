@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.events import LeftOut
 from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of, shown_origin
 from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator
-from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
