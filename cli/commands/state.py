@@ -28,7 +28,6 @@ from exactlyonce.cli.arguments import (
     named,
     pipeline_name,
 )
-from exactlyonce.pipeline.avro import as_plain_schema, avro_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.positions import BEGINNING
@@ -161,7 +160,18 @@ def import_rows(args: argparse.Namespace) -> int:
 
 
 def _rows(place: str, query: str | None) -> Generator[Any]:
-    """The rows at *place*, one by one: lines of JSON, or columns by name."""
+    """The rows at *place*, one by one; ConfigError without any: what wrote them has failed, most likely."""
+    empty = True
+    for entry in _read_rows(place, query):
+        empty = False
+        yield entry
+    if empty:
+        shown = "The query" if query is not None else "stdin" if place == "-" else place
+        raise ConfigError(f"{shown} has no rows. Nothing was written: look whether all went well where they come from.")
+
+
+def _read_rows(place: str, query: str | None) -> Iterator[Any]:
+    """Lines of JSON, or columns by name."""
     if query is not None:
         yield from _query_rows(place, query)
     elif place == "-":
@@ -286,8 +296,6 @@ def type_text(schema: Any) -> str:
     """
     if not isinstance(schema, dict):
         return str(schema or "empty")
-    if (avro := avro_of(schema)) is not None:
-        return f"{type_text(as_plain_schema(avro))} by Avro"
     if "optional" in schema:
         return type_text(schema["optional"])
     if "fields" in schema:
