@@ -46,9 +46,7 @@ def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
 
 
 def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores) -> None:
-    with pytest.raises(
-        StoreError, match=r"of the kind 'files', .* now one of the kind 'rows': it was another"
-    ):
+    with pytest.raises(StoreError, match=r"of the kind 'files', .* now one of the kind 'rows': it was another"):
         stores(staged(stores, kind="files"))
     assert stores(staged(stores, kind="files", records=0)) is True
 
