@@ -304,7 +304,9 @@ class Leader:
         start_offsets = yield ask.StartOffsets()
         first = self._unasked(0, start_offsets)
         self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
-        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind=INITIAL)
+        manifest = self._manifest(
+            first, (yield ask.KnownOutputs()), kind=HISTORY if self.config.without_output else INITIAL
+        )
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -544,7 +546,7 @@ class Leader:
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,
-            kind=kind or _kind(plan),
+            kind=kind or self._kind(plan),
             base=plan.base,
             previous=plan.previous,
             triggered_at_ms=now_ms - (self._clock.monotonic_ms() - plan.triggered_ms),
@@ -638,6 +640,11 @@ class Leader:
         with suppress(StoreUnavailable):  # the next run cleans then
             yield from self._clean()
 
+    def _kind(self, plan: PendingCheckpoint) -> str:
+        if self.config.without_output:
+            return HISTORY_ENDED if plan.final else HISTORY
+        return SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"
+
     def _asked_in_time(self, deadline_ms: int, request: ask.Request) -> Procedure[Any]:
         if self._clock.monotonic_ms() >= deadline_ms:
             raise BrokerUnavailable("The time to abort open transactions is over.")
@@ -651,9 +658,3 @@ def _stats(plan: PendingCheckpoint) -> bytes:
         return encode(CheckpointStats(plan.checkpoint, subtasks, plan.aborted))
     except TooLarge:
         return b""
-
-
-def _kind(plan: PendingCheckpoint) -> str:
-    if plan.without_output:
-        return HISTORY_ENDED if plan.final else HISTORY
-    return SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"
