@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from exactlyonce.engines.runtime import watermarks as signals
+from exactlyonce.engines.runtime import watermarks
 from exactlyonce.engines.runtime.watermarks import Barrier, Signal, Watermark
 from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError
 from exactlyonce.pipeline.graph import Node
@@ -299,7 +299,7 @@ class SocketChannel(Channel):
         self._untold = True
 
     def send_signal(self, signal: Signal) -> None:
-        body = signals.encode(signal)
+        body = watermarks.encode_signal(signal)
         self._put(_HEADER.pack(len(body), _SIGNAL, 0) + body)
 
     def _put(self, frame: bytes) -> None:
@@ -368,7 +368,7 @@ class SocketChannel(Channel):
         if frame is None:
             return None
         kind, _, body = frame
-        return body if kind == _DATA else signals.decode(body)
+        return body if kind == _DATA else watermarks.decode_signal(body)
 
     def _next(self) -> tuple[int, int, bytes] | None:
         """Kind, number and body of the next frame, if all of it is here."""

@@ -35,8 +35,8 @@ class Watermark(msgspec.Struct, frozen=True, tag="watermark", array_like=True):
 
 Signal = Barrier | Watermark
 
-encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder[Signal](Signal).decode
+encode_signal = msgspec.msgpack.Encoder().encode
+decode_signal = msgspec.msgpack.Decoder[Signal](Signal).decode
 
 
 class Port(Protocol):
