@@ -5,8 +5,8 @@
 classes and fields, their order, optional fields, omitted defaults, and tags; no module names, docstrings or validation
 limits, and other defaults only on request.
 
-Invariant: a shape has no metadata, and its unions have no unions in them. A record's fields are visited when they are
-asked for, since records may be recursive; shapes of one class are equal.
+Invariant: a shape has no metadata. A record's fields are visited when they are asked for, since records may be
+recursive; shapes of one class are equal.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class Shape:
 
     @property
     def members(self) -> tuple[Shape, ...]:
-        """The members of a union; any other shape is its only one."""
-        return self.parts if self.form is Form.UNION else (self,)
+        """The members of a union, also of one within it; any other shape is its only one."""
+        return tuple(leaf for part in self.parts for leaf in part.members) if self.form is Form.UNION else (self,)
 
     @property
     def nullable(self) -> bool:
@@ -186,7 +186,7 @@ class Shape:
         if self.form in (Form.ENUM, Form.LITERAL):
             classes = {type(value) for value in self.values if value is not None}
             return Form.STR if classes <= {str} else Form.INT if classes == {int} else None
-        if self.form is Form.UNION and {member.scalar for member in self.parts} == _NUMBERS:
+        if self.form is Form.UNION and {member.scalar for member in self.members} == _NUMBERS:
             return Form.FLOAT
         return self.form if self.form in SCALARS else None
 
