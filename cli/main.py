@@ -43,7 +43,7 @@ from exactlyonce.cli.commands import (
     transactions,
     ui,
 )
-from exactlyonce.cli.lines import new_namespace, show_error
+from exactlyonce.cli.text import new_namespace, show_error
 from exactlyonce.engines.stop_signals import imports_were_stopped
 from exactlyonce.pipeline.errors import (
     BEFORE_ANYTHING_RAN,

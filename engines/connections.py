@@ -35,8 +35,7 @@ from exactlyonce.connectors.kafka.log import HELD, Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace
-from exactlyonce.engines.blocks import block_storage, references_or_why
-from exactlyonce.engines.external_checks.removals import Removals
+from exactlyonce.engines.blocks import Removals, block_storage, references_or_why
 from exactlyonce.engines.processes import this_process
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable

@@ -12,17 +12,16 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.expiry import Expiry, entry_type
-from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.functions import Function, Output
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Join, Lookup, result_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
-from exactlyonce.pipeline.output import Output
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.timed import Expiry, entry_type
 from exactlyonce.pipeline.validation import Problem, check
 from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
 

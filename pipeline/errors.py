@@ -37,11 +37,11 @@
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     │   └── TooLarge            checkpoint.records.encoding: a record of the checkpoint topic is over its limit
     ├── SnapshotDeclined        state.errors: a snapshot cannot be taken now; a later checkpoint can
-    │   └── DiskFull                state.tiered.store: no room for local files; writes wait
-    ├── LocalFilesFailed        state.tiered.store: RocksDB failed on its files; the job restarts from blocks
+    │   └── DiskFull                state.rocksdb.store: no room for local files; writes wait
+    ├── LocalFilesFailed        state.rocksdb.store: RocksDB failed on its files; the job restarts from blocks
     ├── OpenFailed              engines.runtime.assembler: a user's open() raised; the job restarts
     ├── AnotherLeads            checkpoint.succession: another run leads; this one waits, and looks again
-    ├── NotAnswered             engines.asking: a run has not carried out a request
+    ├── NotAnswered             engines.run_requests: a run has not carried out a request
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage, for no error above
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts

@@ -1,4 +1,4 @@
-"""The line of the user's code behind an error."""
+"""The line of the user's code behind an error. Apart from the pure `errors`: it asks for the working directory."""
 
 from __future__ import annotations
 

@@ -188,8 +188,9 @@ class RunSettings(LocalSettings, SparkSettings, total=False):
 def run(pipeline: Pipeline | str, engine: str = "local", **settings: Unpack[RunSettings]) -> RunResult | None:
     """Run *pipeline*, one that worker processes can import or `module:attribute`, as `exactlyonce run` does.
 
-    *settings* are its options, with `_` for `-`. *on_event* gets each event as a dict; without it, each is a line of
-    JSON on stderr. In a script, call this under ``if __name__ == "__main__":``, since worker processes import it.
+    *settings* are its options, with `_` for `-`. *on_event* gets each event as a dict; without it, each is a line on
+    stderr, as *log_format* says. In a script, call this under ``if __name__ == "__main__":``, since worker processes
+    import it.
 
     The engine "spark" computes what there is on the session *spark*, with ``until="latest"`` and the options of
     `exactlyonce.spark.backfill`.

@@ -16,30 +16,26 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
 from exactlyonce.pipeline.avro import AvroCodec
-from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
-from exactlyonce.pipeline.expiry import Expiry, kept_until
-from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.functions import Emit, Function, Output, SideEmit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup, Pair, WindowJoin
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.ordering import Deduplicate, InOrder
-from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timed import Deduplicate, Expiry, InOrder, Order, Timed, kept_until
 from exactlyonce.pipeline.timers import (
+    Batches,
     CoHandler,
     CoHandling,
     Handler,
     Handling,
-    Order,
     kept_entry,
     migrated_entry,
     read_handler,

@@ -10,13 +10,12 @@ from exactlyonce.pipeline import hints, shape, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.enrich import Calls
-from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.source import Source
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timed import Expiry, Timed
 from exactlyonce.pipeline.timers import Handling
 from exactlyonce.pipeline.windows import Revised, Tumbling
 

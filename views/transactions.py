@@ -19,7 +19,8 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import Storages
-from exactlyonce.engines.ending.waiting import (
+from exactlyonce.engines.external_checks.stores import PipelineStores
+from exactlyonce.engines.pending_output import (
     BY_NAME,
     DROPPED,
     StagedOutput,
@@ -28,7 +29,6 @@ from exactlyonce.engines.ending.waiting import (
     open_ids,
     with_hidden,
 )
-from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted, shown_bytes

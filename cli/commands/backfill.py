@@ -14,11 +14,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from exactlyonce.checkpoint.records.manifest import HISTORY
 from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
     AUTO,
     SPARK,
     SPARK_TEXT,
+    LineOfProgress,
     add_json,
     add_leading,
     add_spark,
@@ -30,7 +32,6 @@ from exactlyonce.pipeline.positions import LATEST, TO
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import Summary
 
 _BACKFILL = f"""\
@@ -109,7 +110,6 @@ def catch_up(args: argparse.Namespace) -> int:
 
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import CatchUp
     from exactlyonce.engines.configuration import parallelism_given
     from exactlyonce.engines.stop_signals import handling_stop_signals
@@ -162,9 +162,10 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: fl
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     elif summary.checkpoints:
+        next_command = "the same command" if summary.manifest.kind == HISTORY else f"`exactlyonce run {named(args)}`"
         print(
             f"{name}: {summary.records:,} records read, {summary.records_out:,} written{_skipped(summary)}, up to "
-            f"checkpoint {summary.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            f"checkpoint {summary.checkpoint}; {next_command} goes on from there.",
             file=sys.stderr,
         )
     else:

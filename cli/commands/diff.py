@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
-from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, add_replaying, executors
+from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, LineOfProgress, add_replaying, executors
 from exactlyonce.cli.text import printable, table
 from exactlyonce.pipeline.positions import LATEST, TO
 
@@ -51,7 +51,6 @@ def add(commands: Commands) -> None:
 
 
 def diff(args: argparse.Namespace) -> int:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.diff import Diff
     from exactlyonce.pipeline.loading import load
 

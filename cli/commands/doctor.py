@@ -23,8 +23,7 @@ from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.views.doctor.findings import Diagnosis, Findings
-    from exactlyonce.views.doctor.subject import Subject
+    from exactlyonce.views.doctor.findings import Diagnosis, Findings, Subject
 
 _EXAMPLES = """\
 Find what is wrong around a pipeline or a Spark sink: transactions that hold back readers

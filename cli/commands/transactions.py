@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline_name, client
-from exactlyonce.cli.lines import note_for
+from exactlyonce.cli.text import note_for
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
-    from exactlyonce.engines.ending.waiting import WaitingOutput
+    from exactlyonce.engines.pending_output import WaitingOutput
     from exactlyonce.engines.pipeline_resources import PipelineResources
     from exactlyonce.pipeline.graph import LogicalGraph
 
@@ -105,7 +105,7 @@ def show(args: argparse.Namespace) -> int:
 
 def describe(args: argparse.Namespace) -> int:
     from exactlyonce.connectors.kafka.transactions import Transactions
-    from exactlyonce.engines.ending.waiting import TRANSACTION, with_offsets
+    from exactlyonce.engines.pending_output import TRANSACTION, with_offsets
     from exactlyonce.views.transactions import waiting_output
 
     config, resources, graph = _meant(args)
@@ -129,7 +129,7 @@ def describe(args: argparse.Namespace) -> int:
 
 
 def commit(args: argparse.Namespace) -> int:
-    from exactlyonce.engines.ending.committing import finish, require_decided, unfinished
+    from exactlyonce.engines.pending_output import finish, require_decided, unfinished
     from exactlyonce.views.transactions import waiting_output
 
     config, resources, graph = _meant(args)
@@ -150,7 +150,7 @@ def commit(args: argparse.Namespace) -> int:
 
 
 def abort(args: argparse.Namespace) -> int:
-    from exactlyonce.engines.ending.aborting import abort_undecided, require_undecided
+    from exactlyonce.engines.pending_output import abort_undecided, require_undecided
     from exactlyonce.views.transactions import waiting_output
 
     config, resources, graph = _meant(args)
@@ -235,7 +235,7 @@ def _decided(output: WaitingOutput) -> str:
 
 
 def _summary(output: WaitingOutput) -> str:
-    from exactlyonce.engines.ending.waiting import TRANSACTION
+    from exactlyonce.engines.pending_output import TRANSACTION
 
     parts = [] if output.kind == TRANSACTION else [f"sink {output.sink}, subtask {output.subtask}"]
     topics: dict[str, list[str]] = {}

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import msgspec
 
 from exactlyonce.connectors.files.finding import FileSplit
-from exactlyonce.connectors.files.places import FoundFile
+from exactlyonce.connectors.filestore.store import StoredFile
 from exactlyonce.connectors.splits import SplitDecoder
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ConfigError, Halt, StorageUnavailable
@@ -45,10 +45,10 @@ class FileFormat(Protocol):
     def describe(self) -> dict[str, Any]:
         """What the records depend on, as JSON values."""
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         """The parts of a file of more than *bytes_max*; see `finding.Parts`."""
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         """The records of *split* but for the first *skip*, in lists that are not empty."""
 
     def decoder(self) -> SplitDecoder: ...
@@ -101,12 +101,12 @@ class JsonLines:
     def describe(self) -> dict[str, Any]:
         return {"format": "jsonl", "value": self._codec.describe()}
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         if is_compressed(file.name):
             return [(0, WHOLE)]
         return [(begin, min(begin + bytes_max, file.size)) for begin in range(0, file.size or 1, bytes_max)]
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         end = WHOLE if is_compressed(file.name) else split.end
         with whole(split):
             for lines in _lines(uncompressed(stream, file.name), split.begin, end, file.size):
@@ -176,7 +176,7 @@ class Rows:
     def describe(self) -> dict[str, Any]:
         return {"format": self.name, "value": describe(self.type)}
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         return [(0, WHOLE)]
 
     def decoder(self) -> SplitDecoder:
@@ -217,7 +217,7 @@ class Csv(Rows):
         header = {} if self._header else {"header": False}
         return {**super().describe(), "delimiter": self._delimiter, **header}
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         """One part. Raises `ConfigError` if its first line lacks a field of the type."""
         with whole(FileSplit(file.version, 0, WHOLE, file.name)):
             columns, _ = self._rows(stream, file)
@@ -231,13 +231,13 @@ class Csv(Rows):
             )
         return super().parts(file, stream, bytes_max)
 
-    def _rows(self, stream: BinaryIO, file: FoundFile) -> tuple[list[str], Iterator[list[str]]]:
+    def _rows(self, stream: BinaryIO, file: StoredFile) -> tuple[list[str], Iterator[list[str]]]:
         """The columns, and the rows after the line that may name them."""
         text = io.TextIOWrapper(uncompressed(stream, file.name), encoding="utf-8-sig", newline="")
         rows = (row for row in csv.reader(text, delimiter=self._delimiter, strict=True) if row)
         return next(rows, []) if self._header else [field.name for field in record_fields(self.type)], rows
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         with whole(split):
             header, rows = self._rows(stream, file)
             if len(set(header)) < len(header):
@@ -273,7 +273,7 @@ class Parquet(Rows):
 
     name = "parquet"
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         if file.size <= bytes_max:
             return [(0, WHOLE)]
         with whole(FileSplit(file.version, 0, WHOLE, file.name)):
@@ -287,7 +287,7 @@ class Parquet(Rows):
             filled += size
         return list(zip(begins, [*begins[1:], WHOLE], strict=True))
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         with whole(split):
             opened = _parquet(stream)
             for group in range(split.begin, min(split.end, opened.num_row_groups)):
@@ -312,7 +312,7 @@ class Avro(Rows):
 
     name = "avro"
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         from fastavro import block_reader
 
         with whole(split):

@@ -17,10 +17,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import HISTORY, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
@@ -321,6 +323,10 @@ class CatchUp:
                 connections.drive(connections.leader.upkeep())
                 silent_s = 0.0
 
+    def _is_left(self, remaining: Sequence[Reading], manifest: Manifest) -> bool:
+        """Whether there is work after *manifest*: records, or the end of a history, whose last checkpoint says so."""
+        return any(reading.length for reading in remaining) or (self.no_output and manifest.kind == HISTORY)
+
     def _stays_here(self, chunk: Sequence[Reading], manifest: Manifest) -> bool:
         """Whether this process computes *chunk* after *manifest*."""
         if not self.small_here or _offsets_in(chunk) > SMALL_RECORDS:
@@ -372,7 +378,7 @@ class CatchUp:
         connections.drive(connections.leader.look_at_inputs())
         remaining = self._remaining(connections.pipeline_topics.inputs, connections.pipeline_topics.offsets)
         total = _offsets_in(remaining)
-        if not total:
+        if not self._is_left(remaining, summary.manifest):
             return False
         self.progress.began(summary.manifest, total)
 
@@ -381,8 +387,10 @@ class CatchUp:
 
         publish = partial(with_upkeep, in_process_keeping) if self.follow else None
         most = self.chunk_records or CHUNK_RECORDS
-        while any(reading.length for reading in remaining) and not self.stopping.is_set():
+        while self._is_left(remaining, summary.manifest) and not self.stopping.is_set():
             chunk = first_part(remaining, most, OPEN_READERS_MAX * summary.parallelism)
+            if self.no_output and summary.manifest.kind != HISTORY:  # a checkpoint that says so, before any is computed
+                chunk = tuple(msgspec.structs.replace(reading, end=reading.start) for reading in remaining)
             here = self._stays_here(chunk, summary.manifest)
             advanced = advance(
                 self.loaded, self.options, connections, summary.manifest, ranges=chunk,
@@ -396,7 +404,7 @@ class CatchUp:
             connections.publish_offsets()
             offsets = _offsets_in(chunk)
             self.progress.advanced(advanced, offsets)
-            if self.chunk_records is None:
+            if self.chunk_records is None and offsets:
                 most = chunk_records(
                     summary.parallelism,
                     offset_bytes=advanced.staged_bytes / offsets,

@@ -41,8 +41,8 @@ from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.source_times import SourceTimes
 from exactlyonce.engines.runtime.watermarks import Port
-from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.event_time import END_OF_TIME
+from exactlyonce.pipeline.rate_meter import RateMeter
 
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
@@ -296,7 +296,7 @@ class ChannelInput(FramedInput):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._departures = Departures(self.bounds.in_flight_s)
+        self._departures = RateMeter(self.bounds.in_flight_s)
         self._left_s: float | None = None
         """The time when the last record left, if more waited then."""
         self._round, self._round_s = 0, 0.0

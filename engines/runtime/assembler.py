@@ -36,7 +36,6 @@ from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
-from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
@@ -47,6 +46,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.functions import Context
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.lossy import in_utc

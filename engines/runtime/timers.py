@@ -22,13 +22,12 @@ from exactlyonce.engines.runtime.batch_codec import Coordinates, origins_of
 from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts
-from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.pipeline.timers import CLOCK, FOREVER, CoHandling, Handling, Timers
+from exactlyonce.pipeline.timers import CLOCK, FOREVER, Batches, CoHandling, Handling, Timers
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType

@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.source import ReadsTopic
-from exactlyonce.engines import asking
+from exactlyonce.engines import processes
 from exactlyonce.engines.configuration import absolute, client_from, read_file
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind
@@ -394,6 +394,8 @@ def seed(
         operators = [SeededOperator(type_, folder, max_parallelism_of(graph, found)) for type_ in types]
         for operator in operators:
             operator.take(_rows(states[operator.type.node.id]))
+        if isinstance(beginning, Group):
+            _require_still(client, graph, beginning.name, begun)
         savepoint = SeededSavepoint(graph, operators, cluster_id, begun, found)
         counts = {operator.type.node.id: operator.count for operator in operators}
         unchecked = tuple(type_.node.id for type_ in types if type_.key_type is Any)
@@ -425,7 +427,7 @@ def _base(client: ClientConfig, graph: LogicalGraph, base: str | int | None) -> 
     name, history = graph.pipeline_id, History(graph.pipeline_id)
     with suppress(TopicError):  # it has never run
         history = read_history(client, name)
-    if (living := asking.living_run(history)) is not None:
+    if (living := processes.living(history, SystemClock().now_ms())) is not None:
         raise ConfigError(
             f"{name} runs: process {living.process} on {living.host}. Nothing was written: stop it, by `exactlyonce "
             f"savepoint {name} --stop` say, whose savepoint can be the base."
@@ -464,6 +466,23 @@ def _begun(client: ClientConfig, graph: LogicalGraph, beginning: Position) -> tu
         sources = {id: _placed(id, source, topics.of(source), beginning) for id, source in in_topics.items()}
         with closing(Inputs(topics, sources, described, {}, others)) as inputs:
             return transactions.cluster_id(), inputs.start_offsets()
+
+
+def _require_still(client: ClientConfig, graph: LogicalGraph, group: str, begun: Iterable[SourceOffset]) -> None:
+    """ConfigError if *group* has members now, or has committed since the sources have *begun* at its offsets: the rows
+    were read meanwhile, and may count what comes after these."""
+    noted = {(at.topic, at.partition): at.offset for at in begun}
+    sources = by_kind(graph)[0]
+    with closing(Topics(client)) as own, closing(InputTopics(own)) as topics:
+        topics.describe(sources.values())
+        for id, source in sources.items():
+            for partition, offset in source.group_offsets(id, topics.of(source), group, BEGINNING.setting).items():
+                if (before := noted.get((source.place, partition), 0)) != offset:
+                    raise ConfigError(
+                        f"Group {group!r} has moved from offset {before} of {source.place}[{partition}] to {offset} "
+                        f"while the rows were read, so they may count records that would count again. Nothing was "
+                        f"written: stop the program that commits for the group, and try again with its last rows."
+                    )
 
 
 def _placed(id: str, source: ReadsTopic, topics: Topics, beginning: Position) -> ReadsTopic:

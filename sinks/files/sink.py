@@ -6,15 +6,12 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
+from exactlyonce.connectors.filestore.urls import path_problems
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
-from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -27,11 +24,8 @@ from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
-from exactlyonce.sinks.files.local import LocalPlace
 from exactlyonce.sinks.files.place import Place
-from exactlyonce.sinks.files.publishing import publish_all
 from exactlyonce.sinks.files.staging import Rolling, StagedFiles, drop_older
-from exactlyonce.sinks.files.stored import HdfsPlace, S3Place
 from exactlyonce.sinks.files.writer import FilesWriter
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
@@ -83,7 +77,7 @@ class FileSink(Sink[T]):
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the folder and the options, and of the type for the format."""
-        yield from _path_problems(os.fspath(self.path))
+        yield from path_problems(os.fspath(self.path))
         if self.format not in FORMATS:
             yield f"format={self.format!r} must be one of {', '.join(map(repr, FORMATS))}"
         yield from size_problems(self.roll_bytes, "roll_bytes", least=ROLL_BYTES_MIN)
@@ -161,17 +155,13 @@ class FileSink(Sink[T]):
             Rolling(size=byte_count(self.roll_bytes), interval_ms=interval_ms),
             context.clients.clock,
         )
-        publish = partial(publish_all, place) if self.delivery == "at_least_once" else None
+        publish = place.publish_all if self.delivery == "at_least_once" else None
         encoder = PartitionedEncoder(self._partition_fields(context.type), format_, os.fspath(self.path))
         return Opened(FilesWriter(context.sink, context.subtask, files, publish), encoder)
 
     def _place(self, context: CommitterContext | WriterContext, *, waits: bool = False) -> Place:
         """*waits*: its requests are repeated while the target is away."""
-        path, inner = os.fspath(self.path), hidden_folder(context.pipeline, context.sink)
-        if not is_url(path):
-            return LocalPlace(str(Path(path)), inner)
-        scheme, host, folder = parts_of(storage_url(path))
-        return (S3Place if scheme == "s3" else HdfsPlace)(host, folder, inner, waits=waits)
+        return Place(os.fspath(self.path), hidden_folder(context.pipeline, context.sink), waits=waits)
 
     def _partition_fields(self, type_: Any) -> list[RowField]:
         if not self.partition_by:
@@ -200,23 +190,3 @@ def _tag_of(type_: Any) -> dict[str, Any]:
     """The tag of a record's type on the wire."""
     tag = shape.shape_of(type_).tag
     return {} if tag is None else dict([tag])
-
-
-def _path_problems(path: str) -> Iterator[str]:
-    """The problems of a path; no URL is shown, for it may hold a password."""
-    scheme = path.partition("://")[0].lower()
-    if is_url(path) and scheme in ("s3", "hdfs"):
-        try:
-            storage_url(path, "path")
-        except ConfigError as error:
-            yield str(error).rstrip(".")
-    elif is_url(path) and scheme in ("s3a", "gs", "abfss"):
-        yield f"path: {scheme}:// cannot be written; /folder, s3://bucket/prefix and hdfs://host:port/folder can"
-    elif is_url(path):
-        yield f"path: {scheme}:// is an address: name the folder by its path, from / on"
-    elif not path.startswith("/"):
-        yield f"{path!r} must be the folder's path from / on: workers may run in another folder than this process"
-    elif "\x00" in path:
-        yield f"{path!r} has a NUL in it, which no path can have"
-    elif Path(path) == Path("/"):
-        yield "the root of the file system cannot be the folder: name one in it"

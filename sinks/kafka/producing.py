@@ -19,8 +19,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.confluent import ANY_PARTITION
-from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, require
+from exactlyonce.pipeline.rate_meter import RateMeter
 from exactlyonce.sinks.kafka.producers import Failure, Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import IntervalWriter
@@ -51,7 +51,7 @@ class ProducingWriter(IntervalWriter, ABC):
     _error: ExactlyOnceError | None = None
     _times_ms: tuple[int, int] | None = None
     """The earliest and the latest timestamp of its outputs."""
-    _departures: Departures = field(default_factory=lambda: Departures(WAITING_S))
+    _departures: RateMeter = field(default_factory=lambda: RateMeter(WAITING_S))
     _delivered: int = 0
     """The number of `records` delivered at the last look."""
     _since_s: float = 0.0

@@ -24,12 +24,11 @@ from exactlyonce.pipeline.aggregates import (
 )
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
-from exactlyonce.pipeline.context import Context, Operator
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Enriched
+from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
 from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
-from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.running import RunResult, RunSettings, run

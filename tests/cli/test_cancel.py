@@ -16,8 +16,8 @@ from exactlyonce.checkpoint.requests import Outcome, Procedure
 from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-from exactlyonce.engines import asking, pipeline_resources
-from exactlyonce.engines.short_incarnation import connected
+from exactlyonce.engines import pipeline_resources, run_requests
+from exactlyonce.engines.maintenance_leader import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
 
@@ -59,7 +59,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path) -> None:
         cancelling = orders.command.start("cancel", orders.name, "--json", **armed(tmp_path, "erasing-topic", "stop"))
         assert run.wait() == 0
         wait_until((tmp_path / "fired" / "erasing-topic").exists)
-        found = other.submit(asking.cancel, orders.config, topic, seen, living, LIMIT_S * 1000, print)
+        found = other.submit(run_requests.cancel, orders.config, topic, seen, living, LIMIT_S * 1000, print)
         with pytest.raises(TimeoutError):
             found.result(5)
         cancelling.send_signal(signal.SIGCONT)
@@ -70,7 +70,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path) -> None:
 
 def living_run(orders: Orders) -> tuple[TopicInfo, History, Any]:
     topic, seen = read_topic(orders.config, orders.name)
-    living = asking.living_run(seen)
+    living = run_requests.living_run(seen)
     assert living is not None
     return topic, seen, living
 
@@ -79,7 +79,7 @@ def condemned(orders: Orders) -> tuple[TopicInfo, History]:
     """A run was cancelled, and nobody has begun to delete its checkpoints."""
     with orders.running(*DELETING) as run:
         topic, seen, living = living_run(orders)
-        found = asking.cancel(orders.config, topic, seen, living, LIMIT_S * 1000, print)
+        found = run_requests.cancel(orders.config, topic, seen, living, LIMIT_S * 1000, print)
         assert run.wait() == 0
     assert found.condemned
     return topic, found

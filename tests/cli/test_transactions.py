@@ -13,9 +13,10 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import pending_output as aborting
+from exactlyonce.engines import pending_output as committing
 from exactlyonce.engines import pipeline_resources
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.ending import aborting, committing
 from exactlyonce.engines.pipeline_resources import find
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from exactlyonce.cli.commands.transactions import as_table, in_full
-from exactlyonce.engines.ending.waiting import TRANSACTION, InPartition, WaitingOutput
+from exactlyonce.engines.pending_output import TRANSACTION, InPartition, WaitingOutput
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 NOW_MS = 10_000_000

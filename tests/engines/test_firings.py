@@ -40,7 +40,7 @@ from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.joins import AsOf
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.ordering import Deduplicate, InOrder
+from exactlyonce.pipeline.timed import Deduplicate, InOrder
 from exactlyonce.pipeline.timers import FOREVER
 
 SIDED = st.lists(

@@ -20,7 +20,7 @@ from exactlyonce.engines.runtime.timed import TimedParts
 from exactlyonce.engines.runtime.watermarks import MergedPorts
 from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
-from exactlyonce.pipeline.ordering import InOrder
+from exactlyonce.pipeline.timed import InOrder
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes

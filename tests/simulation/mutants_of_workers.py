@@ -28,9 +28,9 @@ from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.tiered import files
-from exactlyonce.state.tiered.files import Marker
-from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.state.rocksdb import files
+from exactlyonce.state.rocksdb.files import Marker
+from exactlyonce.state.rocksdb.table import TieredTable
 
 # --- barriers -------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.simulation import coordinator as simulated
 from exactlyonce.testing.simulation.clients import Steps
-from exactlyonce.testing.simulation.stores import StoreAnswers
+from exactlyonce.testing.simulation.coordinator import StoreAnswers
 from exactlyonce.testing.store import MemorySink, StoreContents
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCom
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.ending.waiting import WaitingOutput
+from exactlyonce.engines.pending_output import WaitingOutput
 from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.views import transactions

@@ -11,20 +11,21 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import pipeline_resources
-from exactlyonce.engines.ending.waiting import StagedOutput, find_transactions, open_ids
+from exactlyonce.engines.pending_output import StagedOutput, find_transactions, open_ids
 from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic
-from exactlyonce.views.doctor.blocks import check_blocks
-from exactlyonce.views.doctor.decisions import check_decisions
-from exactlyonce.views.doctor.findings import Findings
-from exactlyonce.views.doctor.inputs import check_inputs
+from exactlyonce.views.doctor.checks import (
+    RightsCheck,
+    SettingsCheck,
+    check_blocks,
+    check_decisions,
+    check_inputs,
+    check_stores,
+)
+from exactlyonce.views.doctor.findings import Findings, Subject
 from exactlyonce.views.doctor.readers import ReadersCheck
-from exactlyonce.views.doctor.rights import RightsCheck
-from exactlyonce.views.doctor.settings import SettingsCheck
-from exactlyonce.views.doctor.stores import check_stores
-from exactlyonce.views.doctor.subject import Subject
 from exactlyonce.views.transactions import find_staged
 
 TIMEOUT_MS = 10_000

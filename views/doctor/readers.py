@@ -14,8 +14,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.sizes import counted
-from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.views.doctor.subject import Subject
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings, Subject
 
 COMPLETE = ("CompleteCommit", "CompleteAbort", "Empty", "Dead")
 """States of an id whose transaction is over, even if its markers were lost."""

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.locations import NewFile, ReadFile, created, opened
+from exactlyonce.engines.bounded.unit.locations import ReadableFile, WritableFile, created, opened
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.pipeline.errors import ConfigError, require
 
@@ -161,7 +161,7 @@ class FrameWriter:
 
     def __init__(self, location: str | os.PathLike[str], receivers: int) -> None:
         self._location, self.receivers = os.fspath(location), receivers
-        self._file: NewFile | None = None
+        self._file: WritableFile | None = None
         self._size = 0
         self._waiting: dict[int, _Waiting] = {}
 
@@ -218,7 +218,7 @@ class StagedFiles:
     """Reads staged files, of which a few stay open between two reads."""
 
     def __init__(self) -> None:
-        self._open: dict[str, ReadFile] = {}
+        self._open: dict[str, ReadableFile] = {}
         """By location, the one that was used last at the end."""
         self._directories: dict[str, _Directory] = {}
 
@@ -275,7 +275,7 @@ class StagedFiles:
             raise _unreadable(staged, f"it ends at {offset + len(data)}")
         return data
 
-    def _opened(self, staged: StagedFile) -> ReadFile:
+    def _opened(self, staged: StagedFile) -> ReadableFile:
         file = self._open.pop(staged.location, None) or opened(staged.location, staged.size)
         self._open[staged.location] = file
         if len(self._open) > OPEN_FILES_MAX:
