@@ -8,8 +8,10 @@ change.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -170,6 +172,34 @@ class PendingCheckpoint:
     """See `Manifest.outputs_by_partition`."""
     without_output: bool = False
     """Whether its interval is history whose output is another application's."""
+
+    @classmethod
+    def of(
+        cls,
+        acks: Sequence[Ack],
+        precommits: Iterable[Precommit] = (),
+        *,
+        base: int,
+        triggered_ms: int,
+        attempt: int,
+        final: bool = False,
+        **more: Any,
+    ) -> PendingCheckpoint:
+        """The checkpoint right after *base*, for which all *acks* are here. Its manifest will carry their output, that
+        of *precommits*, and none of a checkpoint before it."""
+        return cls(
+            checkpoint=acks[0].checkpoint,
+            base=base,
+            previous=base,
+            final=final,
+            triggered_ms=triggered_ms,
+            attempt=attempt,
+            acks={(ack.task, ack.subtask): ack for ack in acks},
+            precommits=[*chain.from_iterable(ack.precommits for ack in acks), *precommits],
+            staged=[*chain.from_iterable(ack.staged for ack in acks)],
+            order_logs=[ack.order_log for ack in acks if ack.order_log is not None],
+            **more,
+        )
 
     def move(self, state: CheckpointState) -> None:
         """Change state, as the table allows."""

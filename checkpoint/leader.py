@@ -47,6 +47,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Manifest,
     Precommit,
     Restored,
+    SourceOffset,
     coordinator_id,
     erased_incarnation,
     skips_between,
@@ -109,10 +110,10 @@ class LateRecords:
                     f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
                     f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
                     f"them, and name some. If records of a partition are out of order, as those of several producers, "
-                    f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
-                    f"partitions were silent for longer than idle=, raise that. Give the operator late= to keep such "
-                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
-                    f"docs/event-time.md.",
+                    f"raise disorder= of the source, or of with_time. If a record's time was ahead of all others, "
+                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. Give the operator "
+                    f"late= to keep such records in an output, or let it leave them out with {setting('max_late')} 1. "
+                    f"See docs/event-time.md.",
                     operator=operator,
                 )
 
@@ -300,15 +301,17 @@ class Leader:
     def _first_manifest(self) -> Procedure[None]:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
         start_offsets = yield ask.StartOffsets()
-        first = PendingCheckpoint(
-            checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
-            attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
-        )  # fmt: skip
+        first = self._unasked(0, start_offsets)
         self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
         manifest = self._manifest(first, (yield ask.KnownOutputs()), kind=INITIAL)
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
+
+    def _unasked(self, checkpoint: int, offsets: tuple[SourceOffset, ...]) -> PendingCheckpoint:
+        """A checkpoint that stands on no other, and that no subtask was asked for."""
+        ack, now_ms = Ack("", 0, checkpoint, offsets), self._clock.monotonic_ms()
+        return PendingCheckpoint.of([ack], base=checkpoint, triggered_ms=now_ms, attempt=self.attempt)
 
     def _restored_manifest(self, latest: Manifest | None) -> Procedure[None]:
         """Write the manifest that continues from a savepoint, after *latest*, the newest; it has nothing to commit.
@@ -318,11 +321,8 @@ class Leader:
         number = latest.checkpoint + 1 if latest is not None else 0
         restored: Restored = yield ask.RestoreSavepoint(number, self.incarnation.incarnation)
         yield ask.Reached("savepoint-written")
-        plan = PendingCheckpoint(
-            checkpoint=number, base=number, previous=latest.checkpoint if latest is not None else 0, final=False,
-            triggered_ms=self._clock.monotonic_ms(), attempt=self.attempt,
-            acks={("", 0): Ack("", 0, number, restored.offsets)},
-        )  # fmt: skip
+        plan = self._unasked(number, restored.offsets)
+        plan.previous = latest.checkpoint if latest is not None else 0
         self.retention.start_at(latest.block_end_offsets if latest is not None else self._beginning)
         manifest = self._manifest(plan, (yield ask.KnownOutputs()), kind=RESTORED)
         manifest = msgspec.structs.replace(

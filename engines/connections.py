@@ -29,7 +29,6 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import EndAnswer, Fate, Procedure, R, drive
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import HELD, Log
 from exactlyonce.connectors.kafka.topics import Topics
@@ -40,6 +39,7 @@ from exactlyonce.engines.processes import this_process
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.kafka.copying import copy_transaction
 
 TIMEOUT_MS = 30_000
 """The time that a question about transactions waits for a broker that is away."""

@@ -46,6 +46,7 @@ from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_resources import erase_condemned
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.processes import is_known_dead
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.savepoints.fitting import RestoreTarget, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError
@@ -281,6 +282,24 @@ class PipelineConnections(Connections):
             case ask.Appended(records) if any(isinstance(record, Finalized) for record in records):
                 self._replays.close()  # nothing of the checkpoint is replayed any more
         return NotImplemented
+
+    def task_spec(self, attempt: int, manifest: Manifest) -> TaskSpec:
+        """The tasks that *attempt* begins from *manifest*."""
+        options, outputs = self._options, self.pipeline_topics.outputs
+        return TaskSpec(
+            reference=self._reference,
+            parallelism=self._plan.parallelism,
+            incarnation=self.leader.incarnation.incarnation,
+            attempt=attempt,
+            manifest=manifest,
+            topic=self.log.topic,
+            storage=options.checkpoint.storage,
+            drops_fields=options.allow_dropped_fields,
+            skips=self.skips,
+            incremental=options.checkpoint.incremental,
+            output_partitions=outputs.partitions,
+            partitioners=outputs.partitioners,
+        )
 
     def publish_offsets(self) -> None:
         """Publish Sn as group offsets in the cluster of each source, for tools that show lag. Nothing reads them

@@ -1,4 +1,4 @@
-"""Avro by fastavro: one record per value, without the container's header; a type as an Avro schema, and the reverse."""
+"""Avro by fastavro: one record per value, without the container's header; a type as an Avro schema."""
 
 from __future__ import annotations
 
@@ -83,15 +83,12 @@ class AvroCodec(SchemaCodec[T]):
         header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
         to_builtins, convert = msgspec.to_builtins, msgspec.convert
 
-        def write(value: T, *, strict: bool = False) -> bytes:
+        def write(value: T) -> bytes:
             plain = to_builtins(value, builtin_types=FASTAVRO_TYPES)
-            written = _written(plain, parsed, strict=strict)
+            written = _written(plain, parsed)
             if narrow:
                 _require_valid(plain, parsed)
             return header + written
-
-        def encode_strictly(value: T) -> bytes:
-            return write(value, strict=True)
 
         def decode(data: bytes) -> T:
             if not data.startswith(header):
@@ -109,21 +106,10 @@ class AvroCodec(SchemaCodec[T]):
 
             return resolve
 
-        self.encode_strictly = encode_strictly
-        """As `encode`; ValueError for a field that the schema lacks."""
         self.decoder_from = decoder_from
         """The decoder of values of another schema, without a schema id, by Avro's resolution."""
         fast = compiled(type_, parsed, header, write, decode)
         super().__init__("avro", type_, *(fast or (write, decode)))
-
-    @property
-    def dropped(self) -> list[str]:
-        """The fields of the schema that the type lacks: they are read, and not written again."""
-        shape = shape_of(self.type)
-        if not shape.fields or shape.is_mapping or not isinstance(self.schema, dict):
-            return []
-        taken = {field.name for field in shape.fields} | {shape.tag and shape.tag[0]}
-        return [field["name"] for field in self.schema.get("fields", []) if field["name"] not in taken]
 
     @property
     def published(self) -> PublishedSchema:
@@ -204,11 +190,11 @@ def _as_stored(schema: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(schema))
 
 
-def _written(value: Any, schema: Any, *, strict: bool = False) -> bytes:
-    """*value* by *schema*; *strict*: with all its fields. Raises TypeError or ValueError if it does not fit."""
+def _written(value: Any, schema: Any) -> bytes:
+    """*value* by *schema*. Raises TypeError or ValueError if it does not fit."""
     out = BytesIO()
     try:
-        fastavro.schemaless_writer(out, schema, value, strict_allow_default=strict, disable_tuple_notation=True)
+        fastavro.schemaless_writer(out, schema, value, disable_tuple_notation=True)
     except (ArithmeticError, AttributeError, LookupError) as error:
         raise ValueError(f"it does not fit the schema: {error}") from None
     return out.getvalue()
@@ -249,23 +235,6 @@ def _read(data: bytes, writer: Any, reader: Any = None) -> Any:
     if source.read(1):
         raise ValueError("bytes are left over: was it written with another schema, or with a schema id?")
     return read
-
-
-def avro_of(noted: Any) -> Any:
-    """The Avro schema in a `VersionedState.schema`; None: the state is kept by its type."""
-    return noted.get("avro") if isinstance(noted, dict) else None
-
-
-def as_msgpack(schema: Any) -> Callable[[bytes], bytes]:
-    """A converter of Avro values to msgpack that does not know their type. It raises ValueError."""
-    writer = fastavro.parse_schema(schema)
-    return lambda data: msgspec.msgpack.encode(_read(data, writer))
-
-
-def plain_values(schema: Any) -> Callable[[bytes], Any]:
-    """A decoder of Avro values that does not know their type: it gives msgpack's plain values."""
-    to_msgpack, decode = as_msgpack(schema), msgspec.msgpack.Decoder().decode
-    return lambda data: decode(to_msgpack(data))
 
 
 def avro_schema(type_: Any) -> Any:
@@ -329,56 +298,3 @@ def _field(field: Field, named: set[str]) -> dict[str, Any]:
     if field.default is None or (isinstance(field.default, bool | int | float | str) and not isinstance(schema, list)):
         written["default"] = field.default
     return written
-
-
-_DESCRIBED = {
-    "null": "null",
-    "boolean": "bool",
-    "int": "int",
-    "long": "int",
-    "float": "float",
-    "double": "float",
-    "string": "str",
-    "bytes": "bytes",
-    "fixed": "bytes",
-    "date": "date",
-    "time-millis": "time",
-    "time-micros": "time",
-    "timestamp-millis": "datetime",
-    "timestamp-micros": "datetime",
-    "local-timestamp-millis": "str",
-    "local-timestamp-micros": "str",
-    "decimal": "decimal",
-    "uuid": "uuid",
-}
-
-
-def as_plain_schema(schema: Any) -> Any:
-    """An Avro schema in the terms of `pipeline.shape`, of the values of `plain_values`.
-
-    >>> as_plain_schema({"type": "array", "items": ["null", "long"]})
-    {'list': {'union': ['null', 'int']}}
-    """
-    return _plain_schema(fastavro.parse_schema(schema), {})
-
-
-def _plain_schema(schema: Any, named: dict[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return {"union": [_plain_schema(member, named) for member in schema]}
-    if isinstance(schema, str):
-        return named.get(schema) or _DESCRIBED[schema]
-    kind = schema["type"]
-    if kind == "array":
-        return {"list": _plain_schema(schema["items"], named)}
-    if kind == "map":
-        return {"dict": ["str", _plain_schema(schema["values"], named)]}
-    if kind == "enum":
-        described: Any = {"enum": schema["name"], "values": schema["symbols"]}
-    elif kind in ("record", "error"):
-        named[schema["name"]] = described = {"record": schema["name"]}  # where it is met again
-        return described | {
-            "fields": [[field["name"], _plain_schema(field["type"], named)] for field in schema["fields"]]
-        }
-    else:
-        described = _DESCRIBED.get(schema.get("logicalType")) or _DESCRIBED[kind]
-    return named.setdefault(schema["name"], described) if "name" in schema else described

@@ -20,7 +20,7 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
-from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.source import Source, field_problems, time_of
 from exactlyonce.pipeline.timed import Expiry, entry_type
 from exactlyonce.pipeline.validation import Problem, check
 from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
@@ -153,12 +153,27 @@ class Builder:
 
     def add_loop(self, id: str, type_: Any, pause: Duration) -> Input:
         """Add a feedback node; `feed` sets its input."""
-        pause_ms = 0
+        return self.add(Kind.FEEDBACK, id, (), type=hints.known(type_), pause_ms=self._duration_ms(pause, "pause"))
+
+    def add_time(self, at: Any, disorder: Duration, id: str | None, origin: Input, on_error: Any) -> Input:
+        """Add an operator that gives records the event time *at*, as `EventTime.at`."""
+        type_ = self.type_of(origin)
+        if isinstance(at, str):
+            for problem in field_problems(at, type_):
+                self.problem(f"with_time: {problem}")
+            function = Function(call=time_of(at, type_), name=f"field {at!r}")
+        else:
+            function = self.read(at, ("record",))
+        disorder_ms = self._duration_ms(disorder, "disorder")
+        return self.add(Kind.WITH_TIME, id, (origin,), function, on_error, type=type_, disorder_ms=disorder_ms)
+
+    def _duration_ms(self, duration: Duration, name: str) -> int:
+        """The ms of *duration*, the argument *name*; 0, with a problem, if it is none."""
         try:
-            pause_ms = duration_ms(pause, "pause")
+            return duration_ms(duration, name)
         except ConfigError as error:
             self.problem(str(error))
-        return self.add(Kind.FEEDBACK, id, (), type=hints.known(type_), pause_ms=pause_ms)
+            return 0
 
     def feed(self, origin: Input, loop: Any) -> None:
         known = self.own(loop, "feed() of the records")
@@ -320,9 +335,13 @@ class Builder:
         return None
 
     def state_type(self, function: Function, given: Any, returned: Any) -> Any:
-        """The type of a key's state, without None: as given, or by the function's annotations. Or a codec."""
+        """The type of a key's state, without None: as given, or by the function's annotations."""
         if isinstance(given, Codec):
-            return given
+            self.problem(
+                f"state= is a codec, {given.name!r}, and a state is kept by its type, which may change by the names "
+                f"and defaults of its fields, or by migrations: give the type"
+            )
+            return given.type
         if given is not None:
             return hints.without_none(hints.known(given))
         taken = function.parameters[0] if function.parameters else UNKNOWN
@@ -345,11 +364,7 @@ class Builder:
         if len(stated := stated - {UNKNOWN}) > 1:
             names = " and ".join(sorted(map(shape.type_name, stated)))
             self.problem(f"{' and '.join(of.name for of in takers)} take state of two types, {names}: annotate one")
-        type_ = stated.pop() if stated else UNKNOWN
-        if isinstance(type_, Codec):
-            self.problem(f"state= is a codec, {type_.name!r}: give the type of the state")
-            return UNKNOWN
-        return type_
+        return stated.pop() if stated else UNKNOWN
 
     def _derived(self, stem: str) -> str:
         number = 1

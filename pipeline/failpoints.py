@@ -25,7 +25,7 @@ NAMES = {
     "enrich-asking": "an operator is about to call a service for a batch",
     "enrich-answered": "a service has answered for a batch; nothing of it is passed on",
     "worker-acknowledged": "the acknowledgement is sent",
-    "worker-finalized": "a worker knows that a checkpoint is finalized; deferred rows are not written",
+    "worker-finalized": "a worker knows that a checkpoint is finalized; deferred records are not written",
     "worker-restored": "a worker has restored its state and reads nothing yet",
     "coordinator-triggered": "the barrier is on its way to the workers",
     "coordinator-checked": "all have acknowledged, the broker has confirmed; the manifest is produced, not committed",

@@ -33,13 +33,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-def lossy(type_: Any, *, by_schema: bool = False) -> Check:
-    """The check of values of *type_*. *by_schema*: parts without a type have one in a schema.
+def lossy(type_: Any) -> Check:
+    """The check of values of *type_*.
 
     >>> lossy(dict)({"pair": (1, 2)})
     'a value is (1, 2), and is read as [1, 2]'
     """
-    return _Compiling(None if by_schema else _loosely).check(shape_of(type_)) or _nothing
+    return _Compiling(_loosely).check(shape_of(type_)) or _nothing
 
 
 def in_utc(type_: Any) -> Callable[[Any], Any] | None:
@@ -72,7 +72,7 @@ def _has_moments(shape: Shape, seen: set[Shape]) -> bool:
 class _Compiling:
     """Compiles the check of one type; None: there is nothing to check. *of_any* checks parts without a type."""
 
-    def __init__(self, of_any: Check | None) -> None:
+    def __init__(self, of_any: Check) -> None:
         self._of_any = of_any
         self._records: dict[Shape, Check] = {}
         """The checks of records, also unfinished ones, since these may be recursive."""

@@ -27,7 +27,7 @@ from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.running import LocalSettings
-from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
+from exactlyonce.sinks.kafka.writer import SLOT_TRANSITIONS
 from exactlyonce.testing.cluster import LIMIT_S
 
 Table = Callable[..., list[dict[str, str]]]

@@ -28,7 +28,6 @@ from exactlyonce.cli.arguments import (
     named,
     pipeline_name,
 )
-from exactlyonce.pipeline.avro import as_plain_schema, avro_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.positions import BEGINNING
@@ -286,8 +285,6 @@ def type_text(schema: Any) -> str:
     """
     if not isinstance(schema, dict):
         return str(schema or "empty")
-    if (avro := avro_of(schema)) is not None:
-        return f"{type_text(as_plain_schema(avro))} by Avro"
     if "optional" in schema:
         return type_text(schema["optional"])
     if "fields" in schema:

@@ -15,7 +15,7 @@ from snapshots import cuts, cycle, modes
 
 from exactlyonce.checkpoint.records.encoding import BlockKey, DecisionKey
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair, TopicInfo
-from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS, SlotState
+from exactlyonce.sinks.kafka.writer import SLOT_TRANSITIONS, SlotState
 
 HERE = Path(__file__).parent
 

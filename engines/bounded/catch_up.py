@@ -29,7 +29,7 @@ from exactlyonce.engines.bounded.result_tables import html_details, html_result,
 from exactlyonce.engines.bounded.splits import splittable_tasks
 from exactlyonce.engines.bounded.stages import refuse_unbounded
 from exactlyonce.engines.bounded.stop_offsets import first_part, readings, rest, stop_offsets
-from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
+from exactlyonce.engines.bounded.submit import Executors, Submit, WorkListener, in_process, in_process_keeping
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
@@ -113,7 +113,7 @@ def skip_lines(skipped: Iterable[Skipped]) -> Iterator[str]:
         yield f"skipped: {count} of source {source!r} ({where}), the first: {first}"
 
 
-class CatchUpProgress(Progress, Protocol):
+class CatchUpProgress(WorkListener, Protocol):
     """The listener to a catch-up."""
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:

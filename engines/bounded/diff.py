@@ -22,7 +22,7 @@ from exactlyonce.engines.bounded.replay.recompute import require_same_topics, re
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_unbounded
 from exactlyonce.engines.bounded.stop_offsets import readings, stop_offsets, to_their_ends
-from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.submit import Executors, WorkListener
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
@@ -30,6 +30,7 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind, check_operators
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.savepoints.fitting import require_readable
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -176,7 +177,7 @@ class Diff:
         """The offsets that each version reads; there may be fewer records."""
         return sum(reading.length for reading in self._ranges)
 
-    def run(self, executors: Executors, progress: Progress) -> DiffReport:
+    def run(self, executors: Executors, progress: WorkListener) -> DiffReport:
         """Compute and compare both versions. Raises `ConfigError` if the checkpoint expires meanwhile."""
         try:
             return self._run(executors, progress)
@@ -189,7 +190,7 @@ class Diff:
                 f"{self.name}`: a diff begins there. Or let it run with a larger --num-retained."
             ) from error
 
-    def _run(self, executors: Executors, progress: Progress) -> DiffReport:
+    def _run(self, executors: Executors, progress: WorkListener) -> DiffReport:
         for note in self._notes:
             progress.note(note)
         progress.began(self._base, 2 * self.offsets)
@@ -258,24 +259,27 @@ class Diff:
 
     def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base
-        return Stage(
+        spec = TaskSpec(
             reference=version.reference,
-            fingerprint=graph.fingerprint(),
             parallelism=base.parallelism,
-            checkpoint=base.checkpoint + 1,
-            base=msgspec.structs.replace(base, order_logs=(), committables=()),
             incarnation=base.incarnation,
             attempt=base.attempt,
+            manifest=msgspec.structs.replace(base, order_logs=(), committables=()),
             topic=self._topic,
+            storage=base.storage,
+            drops_fields=True,
+            skips=self._skips,
+            output_partitions=self._output_partitions(graph),
+        )
+        return Stage(
+            spec=spec,
+            fingerprint=graph.fingerprint(),
+            checkpoint=base.checkpoint + 1,
             write_state=False,
             origins=True,
             files=files,
             by_partition=False,
             lanes=lanes,
-            storage=base.storage,
-            drops_fields=True,
-            skips=self._skips,
-            output_partitions=self._output_partitions(graph),
         )
 
     @property

@@ -27,8 +27,7 @@ from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report
-from exactlyonce.engines.local.watchdog import WorkerWatchdog
-from exactlyonce.engines.local.workers import LastOutput
+from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.pipeline.errors import (
@@ -47,7 +46,7 @@ from exactlyonce.pipeline.names import setting
 
 Then = Callable[[Any], None]
 Failed = Callable[[ExactlyOnceError], None]
-Heard = Callable[["Worker", Any], None]
+Heard = Callable[["HostedWorker", Any], None]
 Lost = Callable[[str], None]
 
 MAILBOX_INTERVAL_MS = 1_000
@@ -56,7 +55,7 @@ BUSY_REST_S, REST_S = 0.05, 0.2
 """The longest rest of a host between two turns: while workers come and go, and while they run."""
 
 
-class Worker(Protocol):
+class HostedWorker(Protocol):
     """A worker of the current attempt, as the host knows it."""
 
     @property
@@ -84,7 +83,7 @@ class Host(Protocol):
         """Time that only grows, finer than the clock's."""
 
     @property
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[HostedWorker]:
         """Those of the current attempt."""
 
     @property
@@ -130,7 +129,7 @@ class Host(Protocol):
 
 
 @dataclass
-class Attempt:
+class AttemptWorkers:
     """The workers of an attempt, as far as known."""
 
     last_output: LastOutput
@@ -190,7 +189,7 @@ class Job:
         """When an end with an error no longer waits for the leader's last words; 0: there is nothing to wait for."""
         self._leader: Leader | None = None
         self._sources = {(task.name, i) for task in plan.tasks if task.sources for i in numbers}
-        self._attempt = Attempt(LastOutput(plan.graph))
+        self._attempt = AttemptWorkers(LastOutput(plan.graph))
         self._agenda = Agenda()
         self._deploy_ms = 0
         """When the next deployment is due: after the pause that the restart strategy says, counted from the failure."""
@@ -369,7 +368,7 @@ class Job:
             self._lead(begin, self._recovered)
 
     def _deploy(self, effect: events.Deploy) -> None:
-        self._attempt = Attempt(self._attempt.last_output)
+        self._attempt = AttemptWorkers(self._attempt.last_output)
         self._attempt.watchdog.started(self.plan.parallelism, self.host.monotonic_s())
         self.host.start_workers(effect.attempt, effect.manifest, self._heard, self._lost)
         self.report.deployed([worker.pid for worker in self.host.workers if worker.pid is not None])
@@ -384,7 +383,7 @@ class Job:
     def _lost(self, reason: str) -> None:
         self._feed(events.Failed(reason))
 
-    def _heard(self, worker: Worker, message: Any) -> None:
+    def _heard(self, worker: HostedWorker, message: Any) -> None:
         if text := self._attempt.watchdog.heard(worker.subtask, message, self.host.monotonic_s()):
             self.report.note(text)
         self._attempt.last_output.heard(message)
@@ -421,7 +420,7 @@ class Job:
         if len(self._attempt.ready) == self.plan.parallelism:
             self._feed(events.Deployed())
 
-    def _described(self, worker: Worker, prepared: msg.Prepared, state: TransactionState | None) -> None:
+    def _described(self, worker: HostedWorker, prepared: msg.Prepared, state: TransactionState | None) -> None:
         """The producer id and epoch were read between the producer's initialisation and its first record."""
         name = prepared.transactional_id
         if worker not in self.host.workers:

@@ -15,7 +15,7 @@ from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
@@ -33,6 +33,7 @@ from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
 from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
@@ -52,7 +53,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
+from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext, opens_none
 from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import CheckpointedState
@@ -109,16 +110,6 @@ class TaskIO(Protocol):
         """The key groups whose state *node* may read; None: all that the subtask owns."""
 
 
-class BatchInput(Protocol):
-    """The input that a batch was taken from."""
-
-    @property
-    def push(self) -> Push: ...
-
-    def note(self, order: OrderRuns) -> None:
-        """Note the batch in *order*."""
-
-
 class WatermarkInput(Protocol):
     """The input that a watermark was taken from."""
 
@@ -126,6 +117,16 @@ class WatermarkInput(Protocol):
     def name(self) -> str: ...
     @property
     def port(self) -> Port | None: ...
+
+
+class TaskInput(WatermarkInput, Protocol):
+    """An ordered input of a subtask: some splits of a source, a channel, or restored records."""
+
+    @property
+    def push(self) -> Push: ...
+
+    def note(self, order: OrderRuns) -> None:
+        """Note the batch handed out last in *order*."""
 
 
 @dataclass
@@ -156,7 +157,7 @@ class TaskOperators:
     _told_ms: int = field(default=0, init=False)
     """The time that `clocked` know."""
 
-    def take(self, source: BatchInput, batch: Batch) -> None:
+    def take(self, source: TaskInput, batch: Batch) -> None:
         self.interrupt()
         self.tell_time(self._now_ms)
         if self.order is not None:
@@ -359,28 +360,29 @@ def key_places(
 
 @dataclass
 class Assembler:
-    """Makes the operators of one subtask of each task of *plan*, with their state at *manifest*."""
+    """Makes the operators of one subtask of each task of *plan*, as *spec* says."""
 
     plan: Plan
+    spec: TaskSpec
     subtask: int
-    manifest: Manifest
     blocks: Blocks
     """Reads the blocks of the manifest."""
     backend: StateBackend
-    drops_fields: bool = False
-    """`VersionedState.drops_fields`, of all states."""
-    skips: Sequence[RecordPlace] = ()
-    """The records of the inputs to leave out."""
     activity: Activity = field(default_factory=Activity)
     notes: Notes = field(default_factory=Notes)
     """Gets dead letters, and late records that no output gets."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The checkpoint of the state that they begin with."""
+        return self.spec.manifest
 
     @cached_property
     def in_flight(self) -> list[InFlightFrame]:
         """The in-flight records that this subtask takes first, of all tasks, in their order."""
         with whole_or_halt(self.manifest):
             return in_flight.restored(
-                self.manifest, self.plan.graph, self.subtask, self.plan.parallelism, self.blocks, self.skips
+                self.manifest, self.plan.graph, self.subtask, self.plan.parallelism, self.blocks, self.spec.skips
             )
 
     def assemble(self, task: Task, io: TaskIO, operators: TaskOperators) -> None:
@@ -495,6 +497,9 @@ class Assembler:
             )
         )
         operator.firings, operator.notes = operators.firings, self.notes
+        above = self.plan.graph.above(node.id)
+        if anew := [other.id for other in self.plan.graph.nodes if other.kind is Kind.WITH_TIME and other.id in above]:
+            operator.timed_by = f"with_time {anew[-1]!r}"
         operator.late_output, operator.late_right_output = node.late, node.late_right
         operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []
@@ -527,7 +532,7 @@ class Assembler:
 
         return CheckpointedState(
             operator=node.id,
-            type=replace(node.kept, drops_fields=self.drops_fields),
+            type=replace(node.kept, drops_fields=self.spec.drops_fields),
             groups=groups,
             max_parallelism=graph.max_parallelism,
             checkpoint=self.manifest.checkpoint,
@@ -548,32 +553,27 @@ class Assembler:
         self,
         node: Node,
         operators: TaskOperators,
-        *,
-        incarnation: int,
-        attempt: int,
-        slots: int,
         clients: WriterClients,
         blocks: WorkerBlocks,
-        prepared: Callable[[str], None],
-        note: Callable[[str], None],
-        partitions: int | None,
-        partitioner: str | None,
+        slots: int = 0,
+        prepared: Callable[[str], None] = opens_none,
+        note: Callable[[str], None] = opens_none,
     ) -> Opened:
         """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
         context = WriterContext(
             pipeline=self.plan.graph.pipeline_id,
             sink=node.id,
             subtask=self.subtask,
-            incarnation=incarnation,
-            attempt=attempt,
+            incarnation=self.spec.incarnation,
+            attempt=self.spec.attempt,
             type=self.plan.graph.type_of(node.inputs[0]),
-            slots=slots,
             clients=clients,
             staging=StagedBlocks(blocks, node.id, self.subtask),
+            partitions=self.spec.output_partitions.get(node.id),
+            partitioner=self.spec.partitioners.get(node.id),
+            slots=slots,
             prepared=prepared,
             note=note,
-            partitions=partitions,
-            partitioner=partitioner,
         )
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)
@@ -639,7 +639,7 @@ def sink_output(
 ) -> ops.SinkOutput:
     """The operator that encodes the records of sink *node* for *writer*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
-    while producer.kind in (Kind.FILTER, Kind.PEEK):
+    while producer.kind in (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME):
         producer = graph.node(producer.inputs[0].node)
     known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source's records were decoded as their type
     known = known and node.inputs[0].output != DEAD_LETTERS
@@ -668,4 +668,6 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         return _OF_FUNCTION[node.kind](node.id, function)
     if node.kind is Kind.SPLIT:
         return ops.Split(node.id, function)
+    if node.kind is Kind.WITH_TIME:
+        return ops.WithTime(node.id, function, node.disorder_ms)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -38,16 +38,16 @@ SLICE_KEYS = 2_000
 """The most keys in a step of a firing."""
 
 
-def _late_record(origin: Origin, time: int, floor: int) -> str:
-    over = f"its time was over at {shown_time(floor)}{_remedy(floor, time)}"
+def _late_record(origin: Origin, time: int, floor: int, timed_by: str) -> str:
+    over = f"its time was over at {shown_time(floor)}{_remedy(floor, time, timed_by)}"
     return f"{shown_origin(origin)}, of {shown_time(time)}: {over}"
 
 
-def _remedy(floor: int, time: int) -> str:
-    """What would have kept a record of *time* that was late at *floor*."""
+def _remedy(floor: int, time: int, timed_by: str) -> str:
+    """What would have kept a record of *time* that was late at *floor*; *timed_by*: see `TimedOperator`."""
     if floor > LATEST_MS:
         return ", for a run with --drain had ended time"
-    return f"; disorder= of its source, larger by more than {shown_duration(floor - time)}, takes it; late= keeps it"
+    return f"; disorder= of {timed_by}, larger by more than {shown_duration(floor - time)}, takes it; late= keeps it"
 
 
 class Due(NamedTuple, Generic[R]):
@@ -146,6 +146,8 @@ class TimedOperator(BatchOperator, Generic[R]):
     """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
     notes: Notes = field(default_factory=Notes, kw_only=True)
     """Gets late records, if nobody else does."""
+    timed_by: str = field(default="its source", kw_only=True)
+    """What gives its records their times, for a person."""
     late_output: str | None = field(default=None, kw_only=True)
     """The side output that gets late records; None: they are left out."""
     late_right_output: str | None = field(default=None, kw_only=True)
@@ -374,5 +376,5 @@ class TimedOperator(BatchOperator, Generic[R]):
         """Count *late*, which no output gets, and note its last record."""
         assert late.times is not None
         self._left_out += len(late.records)
-        last = partial(_late_record, late.origins[-1], late.times[-1], self.floors(late)[-1])
+        last = partial(_late_record, late.origins[-1], late.times[-1], self.floors(late)[-1], self.timed_by)
         self.notes.repeat(f"late: operator {self.id!r} leaves out", last, len(late.records))

@@ -115,8 +115,7 @@ class RowType:
                 f"Leave it out, and {filling}: then it fills itself."
             )
         self.node, self.state_type = node, state_type_of(node, drops_fields=False)
-        kept = node.kept
-        self.type = kept.type if kept.codec is None else kept.codec.type
+        self.type = node.kept.type
         self.key_type = Any if key_types.described(node.key_type) is None else node.key_type
         self._key, self._state = _Typed(self.key_type), _Typed(self.type)
 

@@ -6,8 +6,9 @@ Invariant: settings are those of `Pipeline.run`, with the same errors; the sessi
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,15 +37,15 @@ from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.notebook import cell_file
 from exactlyonce.pipeline.positions import TO
 from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
+from exactlyonce.pipeline.sizes import counted
 from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Unpack
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from exactlyonce.pipeline.sizes import counted
+StopAt = str | datetime | Mapping[str, Mapping[int, int]]
+"""Where bounded work ends: see `exactlyonce backfill --to`."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,6 @@ class WorkProgress:
 
 OnProgress = Callable[[WorkProgress], object]
 """A program's function for progress, as `print`."""
-
-
-StopAt = str | datetime | Mapping[str, Mapping[int, int]]
-"""Where bounded work ends: see `exactlyonce backfill --to`."""
 
 
 class Listener:

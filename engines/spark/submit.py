@@ -26,7 +26,7 @@ from exactlyonce.engines.bounded.submit import (
     perform,
     settled,
 )
-from exactlyonce.engines.bounded.unit.messages import Failure
+from exactlyonce.engines.bounded.unit.messages import UnitFailure
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE, usable_staging
 from exactlyonce.engines.spark.session import (
     cores,
@@ -140,7 +140,7 @@ _SCHEMA = "place int, answer binary"
 _FAILURE = "The failure of a unit, for its driver: "
 _FAILED = re.compile(rf"{_FAILURE}(\{{.*\}})")
 _encode = msgspec.json.Encoder().encode
-_failure_decoder = msgspec.json.Decoder(Failure)
+_failure_decoder = msgspec.json.Decoder(UnitFailure)
 TASKS_PER_CORE = 4
 """A task costs more than a small unit; with several for each core, a core that is done early takes another one."""
 

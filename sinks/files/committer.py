@@ -30,13 +30,12 @@ from exactlyonce.sinks.ledger import LedgerEntry
 
 
 class FilesCommitter(CommitsBySubtask):
-    """The committer of one sink. With *ledger_first*, a crash loses unpublished files, and nothing comes twice."""
+    """The committer of one sink."""
 
     kind = KIND
 
-    def __init__(self, place: Place, pipeline: str, sink: str, *, ledger_first: bool = False) -> None:
+    def __init__(self, place: Place, pipeline: str, sink: str) -> None:
         self._place, self._pipeline, self._sink = place, pipeline, sink
-        self._ledger_first = ledger_first
         self._ledger = FileLedger(place, pipeline, sink)
 
     @property
@@ -74,11 +73,8 @@ class FilesCommitter(CommitsBySubtask):
         body = decode_body(committable.body) if committable.body else None
         files = self._place.listed(body) if body is not None else ()
         waiting = self._place.waiting(files)
-        written = _ledger_file(entry, committable.records, files)
-        if self._ledger_first and not self._ledger.write(entry, written):
-            return False
         self._place.publish(files, waiting)
-        is_new = self._ledger_first or self._ledger.write(entry, written)
+        is_new = self._ledger.write(entry, _ledger_file(entry, committable.records, files))
         if body is not None:
             self._place.forget(body)
         return is_new

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from exactlyonce.connectors.filestore.urls import path_problems
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE, StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
@@ -53,8 +53,7 @@ class FileSink(Sink[T]):
     - *roll_bytes*: the size at which a file is closed, and another one begun.
     - *roll_interval*: the age, as "10m", at which a file is closed when the next row comes. A barrier closes all files,
       so only one shorter than the checkpoint interval has an effect.
-    - *delivery*: "exactly_once"; "at_least_once": files appear at the barrier, and after a failure rows come again;
-      "at_most_once": a crash while files are published loses those that are not.
+    - *delivery*: "exactly_once"; "at_least_once": files appear at the barrier, and after a failure rows come again.
     """
 
     path: str | os.PathLike[str]
@@ -63,7 +62,7 @@ class FileSink(Sink[T]):
     partition_by: tuple[str, ...] = ()
     roll_bytes: Size = 128 << 20
     roll_interval: Duration | None = None
-    delivery: Delivery = "exactly_once"
+    delivery: StoreDelivery = "exactly_once"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
@@ -132,13 +131,12 @@ class FileSink(Sink[T]):
 
     @property
     def stages(self) -> bool:
-        """True unless it is at least once: at most once, the ledger entry precedes publication."""
-        return self.delivery != "at_least_once"
+        """Whether it is exactly once."""
+        return self.delivery == EXACTLY_ONCE
 
     def open_committer(self, context: CommitterContext) -> FilesCommitter:
         self._format(context.type)
-        place, first = self._place(context), self.delivery == "at_most_once"
-        return FilesCommitter(place, context.pipeline, context.sink, ledger_first=first)
+        return FilesCommitter(self._place(context), context.pipeline, context.sink)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """See `Writable`. Without a committer that cleans up after a crash, this does so."""
@@ -155,7 +153,7 @@ class FileSink(Sink[T]):
             Rolling(size=byte_count(self.roll_bytes), interval_ms=interval_ms),
             context.clients.clock,
         )
-        publish = place.publish_all if self.delivery == "at_least_once" else None
+        publish = None if self.stages else place.publish_all
         encoder = PartitionedEncoder(self._partition_fields(context.type), format_, os.fspath(self.path))
         return Opened(FilesWriter(context.sink, context.subtask, files, publish), encoder)
 

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.mysql.address import CLIENT, MySQLAddress
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
@@ -34,7 +34,7 @@ class MySQLSink(TableSink[T], Generic[T]):
       record of a key wins; "delete" removes the row with its key.
     - *key*: the columns by which an upsert or a delete finds a row; "append" has none.
     - *create*: whether the table is created if it is missing.
-    - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
+    - *delivery*: "exactly_once", or by choice "at_least_once".
     - *commit*: "write_ahead" alone: rows wait in the checkpoint topic until their checkpoint is decided.
     """
 
@@ -46,7 +46,7 @@ class MySQLSink(TableSink[T], Generic[T]):
     mode: Literal["append", "upsert", "delete"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
-    delivery: Delivery = "exactly_once"
+    delivery: StoreDelivery = "exactly_once"
     commit: Literal["write_ahead"] = "write_ahead"
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.postgres.dsn import has_password
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
@@ -35,7 +35,7 @@ class PostgresSink(TableSink[T], Generic[T]):
       *key*, for which the table needs a unique index; "delete" deletes the rows that have it.
     - *create*: create the table if it is missing, with the fields of the record's type as its columns.
     - *commit*: "write_ahead" alone: rows wait in the checkpoint topic until their checkpoint is decided.
-    - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
+    - *delivery*: "exactly_once", or by choice "at_least_once".
     - *answer_timeout*: the time limit of one statement, with a second more for each MiB of rows; after it the server
       counts as away. Make it longer if triggers or indexes are slow.
     """
@@ -50,7 +50,7 @@ class PostgresSink(TableSink[T], Generic[T]):
     create: bool = False
     schema: str | None = None
     commit: Literal["write_ahead"] = "write_ahead"
-    delivery: Delivery = "exactly_once"
+    delivery: StoreDelivery = "exactly_once"
     answer_timeout: Duration = "30s"
 
     @property

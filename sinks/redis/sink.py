@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -70,7 +70,7 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
     hash_tag: str | None = None
     durable: bool = True
     part_rows: int = 10_000
-    delivery: Delivery = "exactly_once"
+    delivery: StoreDelivery = "exactly_once"
 
     @property
     def needs_type(self) -> bool:

@@ -52,7 +52,7 @@ class Store(Protocol):
         """
 
     def write(self, chunks: Iterable[bytes]) -> None:
-        """Write *chunks*, in one transaction, without the ledger: for sinks whose delivery is not exactly once."""
+        """Write *chunks*, in one transaction, without the ledger: for sinks whose delivery is at least once."""
 
     def close(self) -> None:
         """Close the connection."""

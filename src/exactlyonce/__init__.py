@@ -37,8 +37,7 @@ from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
-from exactlyonce.sinks.kafka.dead_letters import DeadLetters
-from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.kafka.sink import DeadLetters, KafkaSink
 
 __all__ = [
     "Aggregate",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from real_broker import RealBroker
 from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import Committable, TopicInfo
@@ -15,7 +16,6 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogReques
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.engines.connections import Performer
 from exactlyonce.testing.broker.interface import Error
-from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 from tests.connectors.conftest import Cluster
 

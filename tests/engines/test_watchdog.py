@@ -21,8 +21,7 @@ from exactlyonce.engines.local.messages import (
     ToWorker,
     WorkerFailed,
 )
-from exactlyonce.engines.local.watchdog import WorkerWatchdog
-from exactlyonce.engines.local.workers import LastOutput
+from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import ExactlyOnceError, OutputLost, RecordError
 from exactlyonce.sinks import KafkaSink

@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.commits import stores as store_commits
 from exactlyonce.checkpoint.transactions import commit, transactional_writer
 from exactlyonce.engines.local import job, task
 from exactlyonce.engines.runtime import blocks, in_flight
-from exactlyonce.sinks.kafka import producing
+from exactlyonce.sinks.kafka import writer
 from exactlyonce.sinks.write_ahead import writer as write_ahead
 
 BOUNDS = (
@@ -22,7 +22,7 @@ BOUNDS = (
     (decision_log, "STABLE_TIMEOUT_MS", 400),
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
     (leader, "WATCH_INTERVAL_MS", 2_000),
-    (producing, "WAITING_MIN", 4),
+    (writer, "WAITING_MIN", 4),
     (blocks, "BLOCKS_PENDING_MAX", 2),
     (in_flight, "PIECE_BYTES", 400),
     (in_flight, "NAMED_MAX", 2),

@@ -24,9 +24,8 @@ from exactlyonce.checkpoint import decision_log, events
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.local.channels import Capture, SocketChannel
-from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, RestoredInput
-from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.channels import Capture, LoopChannel, SocketChannel
+from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, FeedbackInput, RestoredInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.signals import Barrier

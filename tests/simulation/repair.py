@@ -29,6 +29,7 @@ from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Node
@@ -73,7 +74,10 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
         left[log.task, log.subtask] = in_flight.records_by_channel(in_flight.decode(bodies))
     blocks = FetchedBlocks()
     while True:
-        replay = Replay(world.planned(manifest.parallelism), base, ranges, logs, blocks, left)
+        spec = TaskSpec(
+            reference={}, parallelism=manifest.parallelism, incarnation=1, attempt=0, manifest=base, topic=world.topic
+        )
+        replay = Replay(world.planned(manifest.parallelism), spec, ranges, logs, blocks, left)
         try:
             replay.run()
             break
@@ -158,7 +162,7 @@ class _Collected:
 @dataclass
 class Replay:
     plan: Plan
-    base: Manifest
+    spec: TaskSpec
     ranges: Ranges
     logs: dict[tuple[str, int], list[bytes]]
     blocks: FetchedBlocks
@@ -175,7 +179,7 @@ class Replay:
         for task in self.plan.tasks:
             for subtask in range(self.plan.parallelism):
                 ends = ReplayEnds(self, subtask)
-                assembler = Assembler(self.plan, subtask, self.base, self.blocks, HashMapBackend())
+                assembler = Assembler(self.plan, self.spec, subtask, self.blocks, HashMapBackend())
                 operators = TaskOperators(task.name, subtask)
                 assembler.assemble(task, ends, operators)
                 lanes, sources = ends.lanes, ends.sources
@@ -203,7 +207,7 @@ class ReplayEnds:
 
     def read(self, node: Node, head: ops.BatchOperator) -> None:
         assert isinstance(node.source, KafkaSource)
-        known = [noted for noted in self.replay.base.offsets if noted.source == node.id]
+        known = [noted for noted in self.replay.spec.manifest.offsets if noted.source == node.id]
         decoder = SourceDecoder(node.id, node.source, before=known)
         if decoder.times is not None:
             self.sources[node.id] = ordering.SourceWatermarks(node.id, decoder.times, head)

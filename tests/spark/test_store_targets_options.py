@@ -90,7 +90,7 @@ def test_options_travel() -> None:
         ({**POSTGRES, "create": "yes"}, r"create is 'yes': write true or false"),
         ({**POSTGRES, "mode": "upsert", "key": "client"}, r"key names 'client', and the DataFrame has .*customer"),
         ({**POSTGRES, "mode": "replace"}, r"Sink 'totals' cannot write to postgres: mode='replace' must be one of"),
-        ({**POSTGRES, "delivery": "at_most_once"}, r"'at_most_once' is not for Spark"),
+        ({**POSTGRES, "delivery": "at_most_once"}, r"delivery='at_most_once' is for Kafka alone"),
         ({**POSTGRES, "delivery": "once"}, r"delivery='once' must be one of"),
         ({**POSTGRES, "storeTimeout": "soon"}, r"storeTimeout"),
         ({"sink": "mysql", "table": "a", "dsn": f"mysql://me:{CANARY}@db/shop"}, r"has a password written out"),

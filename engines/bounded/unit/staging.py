@@ -122,7 +122,7 @@ class _Untraced(msgspec.Struct, frozen=True, array_like=True):
         return OutputBatch(self.values, self.keys, self.headers, None, self.timestamps, self.partitions)
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class FramePlace(msgspec.Struct, frozen=True, array_like=True):
     """The place of a frame in its file."""
 
     offset: int
@@ -141,7 +141,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     records: int
     groups: tuple[int, ...]
     """The key groups of its records, if these have any."""
-    places: tuple[Place, ...]
+    places: tuple[FramePlace, ...]
 
 
 @dataclass
@@ -149,7 +149,7 @@ class _Waiting:
     """The entry of a receiver, while its file is written."""
 
     records: int = 0
-    places: list[Place] = field(default_factory=list)
+    places: list[FramePlace] = field(default_factory=list)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -171,7 +171,7 @@ class FrameWriter:
             file = self._file = self._file or created(self._location)
             file.write(body)
         waiting = self._waiting.setdefault(receiver, _Waiting())
-        waiting.places.append(Place(self._size, len(body), zlib.crc32(body), time_ms, is_signal))
+        waiting.places.append(FramePlace(self._size, len(body), zlib.crc32(body), time_ms, is_signal))
         waiting.records += records
         self._size += len(body)
 
@@ -258,7 +258,7 @@ class StagedFiles:
             raise _unreadable(staged, "it is damaged")
         return b"".join(frames.bodies())
 
-    def frame(self, staged: StagedFile, place: Place) -> bytes:
+    def frame(self, staged: StagedFile, place: FramePlace) -> bytes:
         """The frame at *place*."""
         return self._checked(staged, place.offset, place.length, place.crc)
 

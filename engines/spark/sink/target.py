@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import types as spark
 
-from exactlyonce.pipeline.delivery import AT_MOST_ONCE, delivery_problems
+from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.extras import SINKS, announced, loaded
 from exactlyonce.pipeline.hints import declared, members, without_none
@@ -265,12 +265,7 @@ def _needed_arguments(store: str) -> Iterator[tuple[str, str]]:
 def _problems(target: StoreTarget) -> Iterator[str]:
     yield from _key_problems(target)
     delivery = target.parsed.get("delivery", "")
-    yield from delivery_problems(delivery) if delivery else ()
-    if delivery == AT_MOST_ONCE and target.store != "files":
-        yield (
-            f"delivery={delivery!r} is not for Spark: its tasks have ended before a batch is decided, and what they "
-            f'would then write is gone. Take "exactly_once", or "at_least_once"'
-        )
+    yield from delivery_problems(delivery, to_kafka=False) if delivery else ()
 
 
 def _key_problems(target: StoreTarget) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from real_broker import RealBroker
 from settled import await_readable
 
 from exactlyonce.checkpoint.records.manifest import TopicInfo
@@ -31,7 +32,6 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError
 from exactlyonce.testing.broker.interface import Error
-from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 

@@ -1,5 +1,5 @@
-"""The writer of a sink whose delivery is at most once: outputs wait until their checkpoint is finalized, and are then
-written, once.
+"""The writer of a Kafka sink whose delivery is at most once: outputs wait until their checkpoint is finalized, and are
+then written, once.
 
 Invariants: an output is written only after the checkpoint that covers its input is finalized, so a replay of that input
 has written nothing of it before; outputs are handed on once. Outputs of an aborted checkpoint wait for the next one.
@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
+from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed, SinkWriter
 
 MEMORY_BYTES_MAX = 8 << 20
@@ -59,11 +60,9 @@ class _Interval:
 
 @dataclass
 class DeferredWriter:
-    """Passes outputs on to *inner*, which writes them at once; see the module. Outputs are of *type_*, have as length
-    their number of records, and wait as msgpack."""
+    """Passes outputs on to *inner*, which writes them at once; see the module. They wait as msgpack."""
 
     inner: SinkWriter
-    type_: Any
     sink: str = field(init=False)
     records: int = 0
     open_transactions: int = 0
@@ -79,7 +78,7 @@ class DeferredWriter:
 
     def __post_init__(self) -> None:
         self.sink = self.inner.sink
-        self._pack, self._unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(self.type_).decode
+        self._pack, self._unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Outputs).decode
 
     @property
     def held_up(self) -> str:
@@ -88,10 +87,10 @@ class DeferredWriter:
 
     @property
     def room(self) -> int:
-        """See `SinkWriter`: 0 while the store is slower than the stream."""
+        """See `SinkWriter`: 0 while the broker is slower than the stream."""
         return 0 if sum(interval.size for interval in self._finalized) > UNWRITTEN_BYTES_MAX else ROOM
 
-    def write(self, outputs: Any) -> None:
+    def write(self, outputs: Outputs) -> None:
         """Keep *outputs* for later."""
         with self._disk_explained():
             self._open.keep(self._pack(outputs), len(outputs))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.chandy_lamport.algorithm import (
+from chandy_lamport.algorithm import (
     ChandyLamport,
     Complete,
     Initiate,
@@ -22,7 +21,9 @@ from exactlyonce.checkpoint.chandy_lamport.algorithm import (
     SendMarker,
     SnapshotEvent,
 )
-from exactlyonce.checkpoint.chandy_lamport.cuts import CausalHistory, Cut
+from chandy_lamport.cuts import CausalHistory, Cut
+
+from exactlyonce.checkpoint.alignment import Alignment
 
 MONEY_EACH = 100
 

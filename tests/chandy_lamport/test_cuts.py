@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from chandy_lamport import cuts
+from chandy_lamport.cuts import CausalHistory, Cut, Flaw, Violation
 from hypothesis import given
 from hypothesis import strategies as st
 from network import Graph, Link
 from schedules import any_graph
-
-from exactlyonce.checkpoint.chandy_lamport.cuts import CausalHistory, Cut, Flaw, Violation
 
 CHANNELS = {"pq": ("p", "q"), "qp": ("q", "p")}
 
@@ -89,3 +91,7 @@ def test_clocks_decide_as_the_definition_does(graph: Graph, steps: list[tuple[bo
     consistent = all(depends[event] <= inside for event in inside & depends.keys())
     assert history.is_consistent(positions) == consistent
     assert any(each.flaw is Flaw.SENT_AFTER for each in history.violations(Cut(positions))) != consistent
+
+
+def test_the_checker_shares_no_code_with_the_algorithm() -> None:
+    assert "chandy_lamport" not in Path(cuts.__file__).read_text()

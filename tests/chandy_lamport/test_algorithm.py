@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from exactlyonce.checkpoint.chandy_lamport.algorithm import (
+from chandy_lamport.algorithm import (
     ChandyLamport,
     Forget,
     Initiate,
@@ -12,6 +11,7 @@ from exactlyonce.checkpoint.chandy_lamport.algorithm import (
     MessageReceived,
     SnapshotEvent,
 )
+
 from exactlyonce.pipeline.errors import InvariantViolation
 
 

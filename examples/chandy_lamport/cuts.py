@@ -29,7 +29,7 @@ Clock = dict[Hashable, int]
 class Cut:
     positions: Mapping[Any, int]
     """The number of events of each process before its state was recorded."""
-    in_flight: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict)
+    in_flight: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict[Any, tuple[Any, ...]])
     """The recorded messages by channel."""
 
 

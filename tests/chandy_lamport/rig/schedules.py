@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from chandy_lamport.algorithm import ChandyLamport
+from chandy_lamport.cuts import Violation
 from hypothesis import strategies as st
 from network import Discipline, Graph, Link, Network
-
-from exactlyonce.checkpoint.chandy_lamport.algorithm import ChandyLamport
-from exactlyonce.checkpoint.chandy_lamport.cuts import Violation
 
 PAY, TAKE, OVERTAKE, INITIATE = "pay", "take", "overtake", "initiate"
 

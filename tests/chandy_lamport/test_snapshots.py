@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from chandy_lamport.cuts import Flaw
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from network import MONEY_EACH, Aligned, AtLeastOnce, AtOnce, Link, Network, Overtaking
 from schedules import Make, Schedule, any_graph, lived_through, pipeline, schedules, under, violations
-
-from exactlyonce.checkpoint.chandy_lamport.cuts import Flaw
 
 
 def demand_right(schedule: Schedule, network: Network) -> None:
