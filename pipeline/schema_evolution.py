@@ -45,16 +45,16 @@ def lost(old: Any, new: Any, path: str, may_go: Callable[[Field], bool] = lambda
     return list(dict.fromkeys(_Evolution(may_go).lost(described_shape(old), described_shape(new), path)))
 
 
-def changed(value: Any, old: Any, new: Any, path: str) -> list[str]:
+def changed(value: Any, old: Shape, new: Shape, path: str) -> list[str]:
     """The paths of fields in *value* that *new* drops and that do not have their defaults. Other findings of `lost` are
-    left out. *value* is the plain msgpack value of schema *old*.
+    left out. *value* is the plain msgpack value of *old*, a `described_shape` as *new* is: many values have one.
 
     >>> old = {"record": "R", "fields": [["a", "int"], ["b", {"optional": "int", "default": 0}]]}
-    >>> new = {"record": "R", "fields": [["a", "int"]]}
+    >>> old, new = described_shape(old), described_shape({"record": "R", "fields": [["a", "int"]]})
     >>> [changed({"a": 1, "b": b}, old, new, "R") for b in (0, 7)]
     [[], ['R.b']]
     """
-    return list(dict.fromkeys(_changed(value, described_shape(old), described_shape(new), path)))
+    return list(dict.fromkeys(_changed(value, old, new, path)))
 
 
 def unfit(old: Any, new: Any, path: str) -> list[str]:

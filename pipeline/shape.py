@@ -402,7 +402,9 @@ class _Described:
     def shape(self, schema: Any) -> Shape:
         if isinstance(schema, str):
             return Shape(Form(schema), None)
-        form = next(form for form in _DESCRIBED if form.value in schema)
+        form = next((form for form in _DESCRIBED if form.value in schema), None)
+        if form is None:  # a state that an older release kept otherwise
+            return Shape(Form.OTHER, None)
         inner = schema[form.value]
         match form:
             case Form.RECORD if "fields" in schema:
