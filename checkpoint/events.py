@@ -170,8 +170,6 @@ class PendingCheckpoint:
     """How long each precommit's transaction has been open, by transactional id."""
     outputs_by_partition: tuple[tuple[str, int], ...] = ()
     """See `Manifest.outputs_by_partition`."""
-    without_output: bool = False
-    """Whether its interval is history whose output is another application's."""
 
     @classmethod
     def of(

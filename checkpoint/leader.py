@@ -111,9 +111,10 @@ class LateRecords:
                     f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
                     f"them, and name some. If records of a partition are out of order, as those of several producers, "
                     f"raise disorder= of the source, or of with_time. If a record's time was ahead of all others, "
-                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. Give the operator "
-                    f"late= to keep such records in an output, or let it leave them out with {setting('max_late')} 1. "
-                    f"See docs/event-time.md.",
+                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. If a run before was "
+                    f"drained (--drain), it has closed all windows up to its end. Give the operator late= to keep such "
+                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
+                    f"docs/event-time.md.",
                     operator=operator,
                 )
 
@@ -303,7 +304,9 @@ class Leader:
         start_offsets = yield ask.StartOffsets()
         first = self._unasked(0, start_offsets)
         self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
-        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind=INITIAL)
+        manifest = self._manifest(
+            first, (yield ask.KnownOutputs()), kind=HISTORY if self.config.without_output else INITIAL
+        )
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -543,7 +546,7 @@ class Leader:
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,
-            kind=kind or _kind(plan),
+            kind=kind or self._kind(plan),
             base=plan.base,
             previous=plan.previous,
             triggered_at_ms=now_ms - (self._clock.monotonic_ms() - plan.triggered_ms),
@@ -637,6 +640,11 @@ class Leader:
         with suppress(StoreUnavailable):  # the next run cleans then
             yield from self._clean()
 
+    def _kind(self, plan: PendingCheckpoint) -> str:
+        if self.config.without_output:
+            return HISTORY_ENDED if plan.final else HISTORY
+        return SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"
+
     def _asked_in_time(self, deadline_ms: int, request: ask.Request) -> Procedure[Any]:
         if self._clock.monotonic_ms() >= deadline_ms:
             raise BrokerUnavailable("The time to abort open transactions is over.")
@@ -650,9 +658,3 @@ def _stats(plan: PendingCheckpoint) -> bytes:
         return encode(CheckpointStats(plan.checkpoint, subtasks, plan.aborted))
     except TooLarge:
         return b""
-
-
-def _kind(plan: PendingCheckpoint) -> str:
-    if plan.without_output:
-        return HISTORY_ENDED if plan.final else HISTORY
-    return SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"

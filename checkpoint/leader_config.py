@@ -44,6 +44,8 @@ class LeaderConfig:
     deletes: bool = False
     """Whether its checkpoints are deleted when it is cancelled."""
     bounded: bool = False
+    without_output: bool = False
+    """Whether its checkpoints are of history whose output is another application's."""
     dead_letter_limits: Mapping[str, DeadLetterLimits] = field(default_factory=dict)
     """By the id of the sink that dead letters go to."""
     max_late: float = 1.0

@@ -272,6 +272,7 @@ class PipelineConnections(Connections):
             restores=self._restoring.origin if self._restoring is not None else "",
             dead_letter_limits=graph.dead_letter_limits,
             max_late=self._options.max_late,
+            without_output=self._without_output,
         )
 
     def _answer_own(self, request: ask.Request) -> Any:

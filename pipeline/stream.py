@@ -88,8 +88,9 @@ def _remedy(kind: type, name: str) -> str | None:
         apply = "the function over all records of a window is .apply(id, fn)"
         split = "a function of (record, emit) is .split(fn, outputs=[...], id=...)"
         return f"process takes a handler with timers, of a keyed stream; {apply if kind is WindowedStream else split}"
-    if snake != name and hasattr(kind, snake):
-        return f"{name} is {snake} here"
+    letters = snake.replace("_", "")
+    if same := next((own for own in dir(kind) if own[0] != "_" and own.replace("_", "") == letters), None):
+        return f"{name} is {same} here"
     if hasattr(WindowedStream, snake):
         window = '.window(Tumbling("1m"))' if kind is KeyedStream else f".{_WINDOW}"
         return f"{name} is of windows: put {window} before it"
@@ -121,8 +122,9 @@ def _operator(method: F) -> F:
                 f"...), and not {first!r:.100}"
             )
         if not identified and isinstance(first, str) and len(given) > (name == "with_time"):  # it takes a field
+            field = f"a field is named by a function, key_by(lambda record: record.{first}); " * (name == "key_by")
             raise GraphError(
-                f"{location(caller())}: {name} has no state, so its id has a name: {name}(..., id={first!r})"
+                f"{location(caller())}: {field}{name} has no state, so its id has a name: {name}(..., id={first!r})"
             )
         return method(stream, *given, **options)
 

@@ -336,7 +336,7 @@ def _with(letter: Letter, facts: Any) -> Any:
 
 
 def _edited(path: str) -> dict[str, Any]:
-    """The letters of file *path*, by place."""
+    """The letters of file *path*, by place: one at least, since none would stand for all."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -345,13 +345,18 @@ def _edited(path: str) -> dict[str, Any]:
             letter, length = decoder.raw_decode(rest)
             letters += letter if isinstance(letter, list) else [letter]
             at = len(text) - len(rest) + length
-        return {_place(letter["place"]): letter for letter in letters}
+        edited = {_place(letter["place"]): letter for letter in letters}
     except OSError as error:
         raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
             f"The file {path} is no JSON of letters: write an object for each, as `dead-letters show --json` does."
         ) from None
+    if not edited:
+        raise ConfigError(
+            f"The file {path} has no letters, so nothing was sent. Write it by `dead-letters show --json`."
+        )
+    return edited
 
 
 def _lateness(config: ClientConfig, letters: Iterable[Letter]) -> str:

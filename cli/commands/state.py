@@ -160,7 +160,18 @@ def import_rows(args: argparse.Namespace) -> int:
 
 
 def _rows(place: str, query: str | None) -> Generator[Any]:
-    """The rows at *place*, one by one: lines of JSON, or columns by name."""
+    """The rows at *place*, one by one; ConfigError without any: what wrote them has failed, most likely."""
+    empty = True
+    for entry in _read_rows(place, query):
+        empty = False
+        yield entry
+    if empty:
+        shown = "The query" if query is not None else "stdin" if place == "-" else place
+        raise ConfigError(f"{shown} has no rows. Nothing was written: look whether all went well where they come from.")
+
+
+def _read_rows(place: str, query: str | None) -> Iterator[Any]:
+    """Lines of JSON, or columns by name."""
     if query is not None:
         yield from _query_rows(place, query)
     elif place == "-":

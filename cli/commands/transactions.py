@@ -65,7 +65,7 @@ _INDENT = "    "
 
 
 def add(commands: Commands) -> None:
-    usage, summary = "list|describe|commit|abort PIPELINE [options]", "list, show, commit and abort waiting output"
+    usage, summary = "list|describe|commit|abort PIPELINE [options]", "list, describe, commit and abort waiting output"
     parser = add_command(commands, "transactions", usage, summary, _EXAMPLES, show)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     listing = add_command(actions, "list", "PIPELINE [options]", "list waiting output", _LIST, show)

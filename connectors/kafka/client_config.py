@@ -223,7 +223,9 @@ class ClientConfig:
             make_consumer({**offline, "log_level": 0, "group.id": "check"}).close()
         except (KafkaException, TypeError, ValueError) as error:
             reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-            raise ConfigError(f"The Kafka client refuses the settings: {self.redact(reason)}. Correct them.") from None
+            dotted = next((name for name in sorted(self.settings) if "_" in name and f'"{name}"' in reason), "")
+            remedy = f"Its names have dots: write {dotted.replace('_', '.')}." if dotted else "Correct them."
+            raise ConfigError(f"The Kafka client refuses the settings: {self.redact(reason)}. {remedy}") from None
 
     def redact(self, text: str) -> str:
         """*text* without the value of any secret of this configuration."""

@@ -146,7 +146,6 @@ def advance(
         triggered_ms=began_ms,
         attempt=leader.attempt,
         final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
-        without_output=without_output,
         ages_ms={precommit.transactional_id: open_ms for precommit in precommits},
         outputs_by_partition=tuple(sorted((id, common.spec.output_partitions[id]) for id in _topics(physical))),
     )

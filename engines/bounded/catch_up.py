@@ -389,7 +389,7 @@ class CatchUp:
         most = self.chunk_records or CHUNK_RECORDS
         while self._is_left(remaining, summary.manifest) and not self.stopping.is_set():
             chunk = first_part(remaining, most, OPEN_READERS_MAX * summary.parallelism)
-            if self.no_output and summary.manifest.kind != HISTORY:  # a checkpoint that says so, before any is computed
+            if self.no_output and summary.manifest.kind != HISTORY:  # a savepoint, or the end of another history
                 chunk = tuple(msgspec.structs.replace(reading, end=reading.start) for reading in remaining)
             here = self._stays_here(chunk, summary.manifest)
             advanced = advance(

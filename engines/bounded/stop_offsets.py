@@ -37,6 +37,9 @@ def stop_offsets(to: Position, inputs: Inputs, starts: Offsets) -> dict[str, dic
             f"Source {min(refused)!r} reads no one topic, so it has no offsets or times to go to, and is "
             f"read to its end. Leave out --to, or write --to latest."
         )
+    places = {source.place for source in inputs.sources.values()}
+    if isinstance(to, Mapping) and (unread := to.keys() - places):
+        raise ConfigError(f"No source reads {min(unread)}, so it needs no end. Read are: {', '.join(sorted(places))}.")
     moment_ms = int(to.timestamp() * 1000) if isinstance(to, datetime) else None
     ends = {id: inputs.latest(starts[id].values(), moment_ms) for id in patterns}
     for id, source in inputs.sources.items():

@@ -29,6 +29,7 @@ from exactlyonce.pipeline.enrich import Enriched
 from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
 from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
+from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.running import RunResult, RunSettings, run
@@ -91,19 +92,30 @@ __all__ = [
     "run",
 ]
 
+_ELSEWHERE = {
+    "Average": "Mean", "Avg": "Mean", "HoppingWindow": "Hopping", "SessionWindow": "Session", "Sliding": "Hopping",
+    "SlidingWindow": "Hopping", "TumblingWindow": "Tumbling",
+}  # fmt: skip
+"""What does it, by the name that a class has elsewhere."""
+
 if not TYPE_CHECKING:  # else mypy would accept any name
 
     def __getattr__(name: str) -> object:
-        """Refuse *name*; if another module has it, with the import to write instead.
+        """Refuse *name*, with what to write instead: the import from another module, or what other tools call so.
 
         An import statement gets an ImportError, since Python replaces the text of an AttributeError by its own.
         """
+        imported = sys._getframe(1).f_globals["__name__"] == "importlib._bootstrap"
+        refused = ImportError if imported else AttributeError
         for module in ("errors", "connectors", "sinks"):
             if name in import_module(f"{__name__}.{module}").__all__:
-                imported = sys._getframe(1).f_globals["__name__"] == "importlib._bootstrap"
-                refused = ImportError if imported else AttributeError
                 raise refused(f"{name} is in {__name__}.{module}: from {__name__}.{module} import {name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if instead := _ELSEWHERE.get(name):
+            raise refused(f"{name} is {instead} here: from {__name__} import {instead}")
+        near = nearest(name, __all__)
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{f'. Did you mean {near}?' if near else ''}"
+        )
 
 
 def load_ipython_extension(shell: Any) -> None:

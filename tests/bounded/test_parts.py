@@ -171,6 +171,8 @@ def test_a_partition_that_appears_meanwhile() -> None:
     assert stop_offsets({"t": {0: 7, 1: -1}}, seen, starts) == {"s": {0: 7, 1: 20}}
     with pytest.raises(ConfigError, match="Every partition of t needs an end: 0, 1;"):
         stop_offsets({"t": {0: 7, 1: -1, 2: 5}}, seen, starts)
+    with pytest.raises(ConfigError, match="No source reads tt, so it needs no end"):
+        stop_offsets({"t": {0: 7, 1: -1}, "tt": {0: 7}}, seen, starts)
 
 
 class Numbers:

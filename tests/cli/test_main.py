@@ -74,7 +74,7 @@ def test_help_loads_no_client(command: Command) -> None:
     ("arguments", "message"),
     [
         ((), "the following arguments are required: COMMAND"),
-        (("rnu",), "invalid choice: 'rnu'. Did you mean run?\n"),
+        (("rnu",), "error: argument COMMAND: invalid choice: 'rnu'. Did you mean run?\n"),
         (("status",), "invalid choice: 'status'. Did you mean top?\n"),
         (("savepoints", "lst"), "invalid choice: 'lst'. Did you mean list?\n"),
         (("dump",), "invalid choice: 'dump' (choose from demo, init, "),
@@ -95,7 +95,9 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--paralelism", "2"), "run: error: unrecognized arguments: --paralelism. Did you mean --para"),
         (("savepoints", "list", "a", "--jsno"), "list: error: unrecognized arguments: --jsno. Did you mean --json?\n"),
         (("--params=x", "checkpoints", "a"), "unrecognized arguments: --params: options go after the command"),
-        (("doctor", "a", "x"), "unrecognized arguments: words without an option before them"),
+        (("doctor", "a", "x"), "unrecognized arguments: words without an option before them (a value with"),
+        (("config", "show", "a:b"), "It takes no pipeline: all have the same settings\n"),
+        (("checkpoints", "a", "--limit", "2"), "unrecognized arguments: --limit. Did you mean --last?\n"),
         (("broker", "start", "--port", "99999"), "'99999' is not a port: write a number from 0 to 65535"),
     ],
 )
@@ -149,6 +151,7 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
         (("savepoints", "verify", "a", "x"), "N|URL: it is neither"),
         (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write /folder"),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
+        (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger_ms=1"), "dots: write linger.ms."),
         (("reset", "a"), "No Kafka cluster is named."),
         (("init", "m.py"), "m.py cannot be created: File exists. Name another folder."),
     ],

@@ -114,6 +114,9 @@ def test_rows_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rows.jsonl.gz", "rows.parquet"):
         with pytest.raises(ConfigError, match=f"{name} cannot be read: .*Nothing was written"):
             list(_rows(f"{tmp_path}/{name}", None))
+    (tmp_path / "rows.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"rows.jsonl has no rows\. Nothing was written"):
+        list(_rows(f"{tmp_path}/rows.jsonl", None))
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])

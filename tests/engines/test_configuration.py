@@ -120,6 +120,8 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
             "allow_dropped_state .* is 'yes': write true or false",
         ),
         ("[run]\nmap = {a = 'b'}", "map is for a run that begins from a savepoint: add --from-savepoint"),
+        ("parallelism = 2", "'parallelism' is in no table. Write it in \\[run\\], as parallelism"),
+        ("[run]\nbootstrap_servers = 'h:1'", 'Write it in \\[kafka\\], as "bootstrap.servers"'),
         ("[checkpoints]\n", "no table \\[checkpoints\\]. Did you mean \\[checkpoint\\]"),
         ("[checkpoint]\ninterval = 500", "checkpoint_interval .* is 500, without a unit: write "),
         ("[checkpoint]\ninterval = '1ms'", "checkpoint_interval .* is 1ms: it must be at least 10ms"),

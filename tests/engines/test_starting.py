@@ -51,7 +51,9 @@ def test_a_name_of_another_module_is_refused_with_its_import(name: str, module: 
     with pytest.raises(AttributeError, match=f"from exactlyonce.{module} import {name}$"):
         getattr(exactlyonce, name)
     assert not hasattr(exactlyonce, name)
-    with pytest.raises(AttributeError, match="'exactlyonce' has no attribute 'Pipelin'"):
+    with pytest.raises(ImportError, match="Sliding is Hopping here"):
+        exec("from exactlyonce import Sliding")
+    with pytest.raises(AttributeError, match=r"'exactlyonce' has no attribute 'Pipelin'\. Did you mean Pipeline\?"):
         _ = exactlyonce.Pipelin  # type: ignore[attr-defined]  # refused by mypy, too
 
 

@@ -234,6 +234,8 @@ GUESSES: dict[str, Callable[[Any], Any]] = {
     "with_time is not for keyed streams: put it before .key_by": lambda s: s.key_by(len).with_time("id"),
     r"group_by is key_by\(fn\) here": lambda s: s.group_by(len),
     r"keyBy is key_by here": lambda s: s.keyBy(len),
+    r"flatmap is flat_map here": lambda s: s.flatmap(list),
+    r"a field is named by a function, key_by\(lambda record: record.name\); .* id='name'": lambda s: s.key_by("name"),
     r"to is sink\(id, KafkaSink": lambda s: s.to("topic"),
     r"foreach is peek\(fn\) here": lambda s: s.foreach(print),
     r"mapValues is map\(fn\) here": lambda s: s.mapValues(len),
