@@ -13,7 +13,7 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
-from exactlyonce.pipeline.shape import UnsupportedType, describe
+from exactlyonce.pipeline.shape import UnsupportedType, describe, described_shape, shape_of
 
 
 def struct(*fields: Any, name: str = "S", **config: Any) -> Any:
