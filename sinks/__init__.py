@@ -78,6 +78,17 @@ _MODULES = {
     "WriterContext": "writer",
 }
 
+STORES = {
+    "postgres": "PostgresSink",
+    "mysql": "MySQLSink",
+    "mariadb": "MySQLSink",
+    "redis": "RedisSink",
+    "files": "FileSink",
+    "delta": "DeltaSink",
+    "iceberg": "IcebergSink",
+}
+"""The stores beside Kafka, by the names that options give them; other packages announce theirs as entry points."""
+
 if not TYPE_CHECKING:  # else mypy would accept any name
 
     def __getattr__(name: str) -> object:

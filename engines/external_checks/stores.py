@@ -31,17 +31,7 @@ from exactlyonce.sinks.committer import (
     Inspectable,
     StoreView,
 )
-from exactlyonce.sinks.files.layout import KIND as FILES
-from exactlyonce.sinks.lake.table import DELTA, ICEBERG
-from exactlyonce.sinks.write_ahead.writer import KIND as ROWS
 
-_SINKS_BY_KIND = {
-    ROWS: "a write-ahead sink",
-    FILES: "FileSink",
-    DELTA: "DeltaSink",
-    ICEBERG: "IcebergSink",
-}
-"""By kind of committable, the sinks of exactlyonce that stage it."""
 PREPARED = "prepared"
 """The kind of rows that wait in transactions of a database, which sinks of older versions prepared."""
 LOOK_INTERVAL_S = 1.0
@@ -151,13 +141,10 @@ class Stores:
                 f"the loss, which is none"
             )
         if committable.records and committable.kind != committer.kind:
-            unknown = (
-                "a sink that this exactlyonce does not bring: of another package, or a newer version: install that"
-            )
             raise StoreError(
-                f"they are of the kind {committable.kind!r}, set aside by "
-                f"{_SINKS_BY_KIND.get(committable.kind, unknown)}, and the sink of that name is now one of the kind "
-                f"{committer.kind!r}. Run the pipeline once as it was; then change it."
+                f"they are of the kind {committable.kind!r}, and the sink of that name is now one of the kind "
+                f"{committer.kind!r}: it was another sink, or one of a package, or a version, that is not installed. "
+                f"Run the pipeline once as it was; then change it."
             )
         if committable.records and committable.description != self.staging[committable.sink].digest:
             raise StoreError(

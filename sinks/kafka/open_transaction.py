@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import length_hint
 from threading import Thread
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -26,10 +26,12 @@ from exactlyonce.connectors.confluent import ANY_PARTITION, make_producer
 from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import SETTING
-from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Outdated, RecordError
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import SinkFailed
+
+if TYPE_CHECKING:
+    from exactlyonce.connectors.kafka.transactions import Transactions  # a worker does without its client
 
 PREPARE_TIMEOUT_S = 60.0
 TRANSACTION_LINGER_MS = 20

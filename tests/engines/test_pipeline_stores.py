@@ -45,21 +45,10 @@ def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
     return CommitStaged((msgspec.structs.replace(found, **fields),), 1, ORIGIN)
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        (
-            "unheard",
-            "a sink that this exactlyonce does not bring: of another package, or a newer version: install that",
-        ),
-        ("files", "set aside by FileSink"),
-    ],
-    ids=["unknown", "files"],
-)
-def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores, kind: str, named: str) -> None:
-    with pytest.raises(StoreError, match=f"of the kind '{kind}', .*{named}.* now one of the kind 'rows'"):
-        stores(staged(stores, kind=kind))
-    assert stores(staged(stores, kind=kind, records=0)) is True
+def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores) -> None:
+    with pytest.raises(StoreError, match=r"of the kind 'files', .* now one of the kind 'rows': it was another"):
+        stores(staged(stores, kind="files"))
+    assert stores(staged(stores, kind="files", records=0)) is True
 
 
 def test_rows_that_an_older_version_prepared(stores: PipelineStores) -> None:

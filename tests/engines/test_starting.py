@@ -66,7 +66,7 @@ def test_every_sink_is_there_for_who_asks() -> None:
 
 def test_a_failure_that_nobody_has_foreseen_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The restart gives its reason as text; the traceback goes to the log."""
-    start = SimpleNamespace(subtask=3, reference={})
+    start = SimpleNamespace(subtask=3, spec=SimpleNamespace(reference={}))
     sent: list[Any] = []
     connection: Any = SimpleNamespace(closed=False, receive=lambda timeout_s: iter([start]), send=sent.append)
     monkeypatch.setattr(msg, "Start", SimpleNamespace)

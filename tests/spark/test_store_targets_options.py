@@ -15,7 +15,8 @@ from pyspark.sql import types as spark
 
 from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import tally_of
-from exactlyonce.engines.spark.sink.target import StoreTarget, announced_sink, record_type
+from exactlyonce.engines.spark.sink.target import StoreTarget, record_type
+from exactlyonce.engines.spark.sink.target import sink_of as class_of
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
@@ -202,7 +203,7 @@ def others(
     monkeypatch.syspath_prepend(installed("sinks_of_others", SINKS_OF_OTHERS, NAMES_OF_OTHERS))
     yield parse
     sys.modules.pop("sinks_of_others", None)
-    announced_sink.cache_clear()
+    class_of.cache_clear()
 
 
 def test_the_sink_of_another_package(others: Callable[..., SinkOptions]) -> None:
@@ -216,7 +217,7 @@ def test_the_sink_of_another_package(others: Callable[..., SinkOptions]) -> None
     assert (sink.mode, sink.properties, sink.choose) == ("upsert", {"zone": "eu"}, str)
     assert target_of(others(sink="table", table="totals", key="customer")).key == ("customer",)
     for given, said in (
-        ({"sink": "table"}, r"sink=table needs the option table: an argument of TableSink without a default\."),
+        ({"sink": "table"}, r"sink=table needs the option table: the name of the table that rows go to\."),
         ({"sink": "table", "table": "t", "choose": "str"}, r"no option 'choose' .* rows_max, key, create, mode"),
         ({"sink": "table", "table": "t", "rows_max": "many"}, r"rows_max is 'many': write a number"),
         ({"sink": "table", "table": "t", "key": "client"}, r"key names 'client'"),
