@@ -108,7 +108,10 @@ class FileStore(ABC):
 
     url: str
     """For people."""
-    removers = "another program has removed it. Put it back if there is a copy, and keep clean-up programs out of"
+    removers = (
+        "another program has removed it. Put it back if there is a copy, and keep clean-up programs out of the hidden "
+        "folder in"
+    )
     """The likely remover of a waiting file that is gone, and the remedy; a folder follows."""
     _at_once = 8
     """Requests of one call."""
