@@ -71,9 +71,9 @@ def _fields(type_: Any, schema: Any) -> list[_Field] | None:
         shape = shape_of(type_)
     except UnsupportedType:
         return None
-    if shape.tag is not None or shape.omits_defaults or shape.is_array or not isinstance(schema, dict):
+    if shape.tag is not None or shape.is_array or any(field.is_omitted for field in shape.fields):
         return None
-    if schema.get("type") != "record":
+    if not isinstance(schema, dict) or schema.get("type") != "record":
         return None
     if [field.name for field in shape.fields] != [field["name"] for field in schema["fields"]]:
         return None

@@ -5,17 +5,18 @@
 classes and fields, their order, optional fields, omitted defaults, and tags; no module names, docstrings or validation
 limits, and other defaults only on request.
 
-Invariant: a shape has no metadata, and its unions have no unions in them. A record's fields are visited when they are
-asked for, since records may be recursive; shapes of one class are equal.
+Invariant: a shape has no metadata. A record's fields are visited when they are asked for, since records may be
+recursive; shapes of one class are equal.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import starmap
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -107,20 +108,17 @@ class Shape:
     """Of an enum or a literal."""
     tz: bool | None = None
     """Whether datetimes must have a time zone, or none; None: either."""
+    tag: tuple[str, str | int] | None = field(default=None, compare=False)
+    """The field that tells a record from others of a union, and its value."""
+    is_array: bool = field(default=False, compare=False)
+    """Whether a record is written by position."""
+    _fields: Callable[[], Iterable[Field]] = field(default=tuple, compare=False, repr=False)
     _info: Any = field(default=None, compare=False, repr=False)
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """The fields of a record, in their order."""
-        return tuple(map(self._field, self._info.fields)) if self.form is Form.RECORD else ()
-
-    def _field(self, info: inspect.Field) -> Field:
-        get: Callable[[Any], Any] = attrgetter(info.name)
-        if self.is_mapping:
-            get = itemgetter(info.name) if info.required else lambda record: record.get(info.name)
-        factory = info.default_factory
-        default = factory() if factory in (list, dict, set) else info.default
-        return Field(info.encode_name, info.name, _visit(info.type), info.required, default, get)
+        return tuple(self._fields())
 
     @property
     def cls(self) -> Any:
@@ -138,26 +136,11 @@ class Shape:
         return isinstance(self._info, inspect.StructType)
 
     @property
-    def is_array(self) -> bool:
-        """Whether a record is written by position."""
-        return isinstance(self._info, inspect.NamedTupleType) or getattr(self._info, "array_like", False)
-
-    @property
     def is_frozen(self) -> bool:
         """Whether a record's fields cannot be set."""
         if self.is_struct:
             return bool(self.cls.__struct_config__.frozen)
         return issubclass(self.cls, tuple) or (not self.is_mapping and self.cls.__dataclass_params__.frozen)
-
-    @property
-    def tag(self) -> tuple[str, str | int] | None:
-        """The field that tells a record from others of a union, and its value."""
-        return (self._info.tag_field, self._info.tag) if getattr(self._info, "tag", None) is not None else None
-
-    @property
-    def omits_defaults(self) -> bool:
-        """Whether a record's bytes lack fields with their defaults."""
-        return self.is_struct and bool(self.cls.__struct_config__.omit_defaults)
 
     @property
     def is_constrained(self) -> bool:
@@ -166,8 +149,8 @@ class Shape:
 
     @property
     def members(self) -> tuple[Shape, ...]:
-        """The members of a union; any other shape is its only one."""
-        return self.parts if self.form is Form.UNION else (self,)
+        """The members of a union, also of one within it; any other shape is its only one."""
+        return tuple(leaf for part in self.parts for leaf in part.members) if self.form is Form.UNION else (self,)
 
     @property
     def nullable(self) -> bool:
@@ -186,7 +169,7 @@ class Shape:
         if self.form in (Form.ENUM, Form.LITERAL):
             classes = {type(value) for value in self.values if value is not None}
             return Form.STR if classes <= {str} else Form.INT if classes == {int} else None
-        if self.form is Form.UNION and {member.scalar for member in self.parts} == _NUMBERS:
+        if self.form is Form.UNION and {member.scalar for member in self.members} == _NUMBERS:
             return Form.FLOAT
         return self.form if self.form in SCALARS else None
 
@@ -203,6 +186,8 @@ class Field:
     required: bool
     default: Any
     """`msgspec.NODEFAULT` if there is none, or a function makes it."""
+    is_omitted: bool
+    """Whether the bytes lack the field if it has its default."""
     get: Callable[[Any], Any]
     """Gets it of a record; None if an optional one is missing in a dict."""
 
@@ -238,8 +223,10 @@ def _visit(info: Any) -> Shape:
         return _visit(info.type)
     form, class_ = _FORMS.get(type(info), (Form.OTHER, type(info)))
     match form:
-        case Form.RECORD | Form.OTHER:
-            return Shape(form, getattr(info, "cls", class_), _info=info)
+        case Form.RECORD:
+            return _record(info)
+        case Form.OTHER:
+            return Shape(form, getattr(info, "cls", class_))
         case Form.ENUM:
             return Shape(form, info.cls, values=tuple(member.value for member in info.cls))
         case Form.LITERAL:
@@ -253,6 +240,29 @@ def _visit(info: Any) -> Shape:
         case Form.LIST | Form.SET:
             return Shape(form, class_, (_visit(info.item_type),))
     return Shape(form, class_, tz=info.tz if form is Form.DATETIME else None, _info=info)
+
+
+def _record(info: Any) -> Shape:
+    is_struct, is_mapping = isinstance(info, inspect.StructType), isinstance(info, inspect.TypedDictType)
+    omits = is_struct and getattr(info.cls, "__origin__", info.cls).__struct_config__.omit_defaults
+
+    def read(field: inspect.Field) -> Field:
+        get: Callable[[Any], Any] = attrgetter(field.name)
+        if is_mapping:
+            get = itemgetter(field.name) if field.required else lambda record: record.get(field.name)
+        factory = field.default_factory
+        default = factory() if factory in (list, dict, set) else field.default
+        omitted = omits and default is not msgspec.NODEFAULT
+        return Field(field.encode_name, field.name, _visit(field.type), field.required, default, omitted, get)
+
+    return Shape(
+        Form.RECORD,
+        info.cls,
+        tag=(info.tag_field, info.tag) if is_struct and info.tag is not None else None,
+        is_array=isinstance(info, inspect.NamedTupleType) or (is_struct and info.array_like),
+        _fields=lambda: map(read, info.fields),
+        _info=info,
+    )
 
 
 def _cannot_be_encoded(type_: Any, error: Exception) -> UnsupportedType:
@@ -276,7 +286,7 @@ def type_name(type_: Any) -> str:
 
 
 def describe(type_: Any, *, defaults: bool = False) -> Any:
-    """The schema of a type, as JSON values; with *defaults*, for `default_of`. Raises `UnsupportedType`.
+    """The schema of a type, as JSON values; with *defaults*, of all fields. Raises `UnsupportedType`.
 
     >>> describe(dict[str, int | None])
     {'dict': ['str', {'union': ['int', 'null']}]}
@@ -289,15 +299,8 @@ def describe(type_: Any, *, defaults: bool = False) -> Any:
     return _describe(shape, set(), defaults)
 
 
-def default_of(field: Any) -> Any:
-    """The default in the schema of a field, in builtin types; `msgspec.NODEFAULT` if it has none."""
-    if not isinstance(field, dict):
-        return msgspec.NODEFAULT
-    return field.get("omitted", field.get("default", msgspec.NODEFAULT))
-
-
 def builtins_of(value: Any) -> Any:
-    """*value* in builtin types, as of `default_of`. Raises TypeError for other types.
+    """*value* in builtin types, as the defaults in a schema. Raises TypeError for other types.
 
     >>> builtins_of({1: [2.5, b"x"]})
     {'1': [2.5, 'eA==']}
@@ -331,18 +334,18 @@ def _describe_record(shape: Shape, seen: set[Shape], defaults: bool) -> Any:
     seen.add(shape)
     described = {
         "record": name,
-        "fields": [[part.name, _describe_field(part, seen, shape.omits_defaults, defaults)] for part in shape.fields],
+        "fields": [[part.name, _describe_field(part, seen, defaults)] for part in shape.fields],
     }
     array = {"array": True} if shape.is_array else {}
     return described | array | ({} if shape.tag is None else {"tag": list(shape.tag)})
 
 
-def _describe_field(field: Field, seen: set[Shape], omits: bool, defaults: bool) -> Any:
-    """The schema of a field; with its default if its class *omits* defaults from the bytes."""
+def _describe_field(field: Field, seen: set[Shape], defaults: bool) -> Any:
+    """The schema of a field; with its default if the bytes may lack it."""
     schema = _describe(field.shape, seen, defaults)
     if field.required:
         return schema
-    if omits and field.default is not msgspec.NODEFAULT:
+    if field.is_omitted:
         return {"optional": schema, "omitted": builtins_of(field.default)}
     noted = _noted(field.default) if defaults else msgspec.NODEFAULT
     return {"optional": schema} | ({} if noted is msgspec.NODEFAULT else {"default": noted})
@@ -356,3 +359,73 @@ def _noted(default: Any) -> Any:
     except (TypeError, ValueError, OverflowError, RecursionError):
         return msgspec.NODEFAULT
     return noted if same else msgspec.NODEFAULT
+
+
+def described_shape(schema: Any) -> Shape:
+    """The shape in a schema from `describe`, as checkpoints keep it: a class has its name alone, and defaults are in
+    builtin types.
+
+    A schema describes a record once, and names it elsewhere: records of one name are members of a union there.
+
+    >>> described_shape({"record": "Total", "fields": [["sum", {"optional": "int", "default": 0}]]}).fields[0].default
+    0
+    """
+    return _Described(schema).shape(schema)
+
+
+class _Described:
+    def __init__(self, schema: Any) -> None:
+        self._records: dict[str, list[Shape]] = {}
+        """By name, all in the schema."""
+        self._shapes: dict[int, Shape] = {}
+        """The records by the identity of their schema."""
+        self._find(schema)
+
+    def _find(self, schema: Any) -> None:
+        if isinstance(schema, list):
+            parts = schema
+        else:
+            parts = [schema[form] for form in _NESTING if form in schema] if isinstance(schema, dict) else []
+        for part in parts:
+            self._find(part)
+        if isinstance(schema, dict) and "fields" in schema:
+            record = Shape(
+                Form.RECORD,
+                type(schema["record"], (), {}),
+                tag=tuple(schema["tag"]) if "tag" in schema else None,
+                is_array=schema.get("array", False),
+                _fields=lambda: starmap(self._field, schema["fields"]),
+            )
+            self._records.setdefault(schema["record"], []).append(record)
+            self._shapes[id(schema)] = record
+
+    def shape(self, schema: Any) -> Shape:
+        if isinstance(schema, str):
+            return Shape(Form(schema), None)
+        form = next((form for form in _DESCRIBED if form.value in schema), None)
+        if form is None:  # a state that an older release kept otherwise
+            return Shape(Form.OTHER, None)
+        inner = schema[form.value]
+        match form:
+            case Form.RECORD if "fields" in schema:
+                return self._shapes[id(schema)]
+            case Form.RECORD:
+                records = self._records.get(inner, ())
+                return records[0] if len(records) == 1 else Shape(Form.UNION, None, tuple(records))
+            case Form.UNION | Form.DICT | Form.TUPLE:
+                return Shape(form, None, tuple(map(self.shape, inner)))
+            case Form.LIST | Form.SET:
+                return Shape(form, None, (self.shape(inner),))
+        return Shape(form, None, values=tuple(inner if form is Form.LITERAL else schema["values"]))
+
+    def _field(self, name: str, schema: Any) -> Field:
+        optional = schema if isinstance(schema, dict) and "optional" in schema else {"optional": schema}
+        default = optional.get("omitted", optional.get("default", msgspec.NODEFAULT))
+        return Field(
+            name, name, self.shape(optional["optional"]), optional is not schema, default, "omitted" in optional,
+            itemgetter(name),
+        )  # fmt: skip
+
+
+_NESTING = ("optional", "fields", "union", "dict", "tuple", "list", "set")
+_DESCRIBED = (Form.RECORD, Form.UNION, Form.DICT, Form.TUPLE, Form.LIST, Form.SET, Form.ENUM, Form.LITERAL)

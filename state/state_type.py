@@ -19,7 +19,7 @@ from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.lossy import lossy
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
-from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, shape_of
+from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, described_shape, shape_of
 from exactlyonce.pipeline.versions import KEPT_BY_AVRO, MigrationStep, VersionedState, is_by_avro
 from exactlyonce.state.errors import BEGIN_EMPTY, UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
@@ -55,6 +55,9 @@ class StateType(Generic[S]):
         self.mutable = self._parts != frozenset()
         self._dropped: tuple[Any, list[str]] | None = None
         """A schema, and its `dropped`."""
+        self._described = described_shape(self.schema)
+        self._old: tuple[Any, Shape] | None = None
+        """Likewise, and its shape."""
         self.sharing: dict[type, bool] = {}
         """Results of `shares` by class."""
         self._decoded_classes: set[type] = set()
@@ -91,7 +94,9 @@ class StateType(Generic[S]):
         All of them, if only the state's type could read it.
         """
         try:
-            return changed(msgspec.msgpack.decode(packed), written, self.schema, self.name)
+            if self._old is None or self._old[0] is not written:
+                self._old = written, described_shape(written)
+            return changed(msgspec.msgpack.decode(packed), self._old[1], self._described, self.name)
         except (msgspec.DecodeError, TypeError):
             return self.dropped(written, self.version)
 

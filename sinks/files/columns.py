@@ -125,12 +125,12 @@ def _conversion(shape: Shape, around: tuple[Shape, ...], where: str) -> Conversi
 def _items(shape: Shape, around: tuple[Shape, ...], where: str) -> Callable[[list[Any]], list[Any]]:
     """Converts the items of a list, the keys or the values of a dict."""
     convert, form = _conversion(shape, around, where), plain(shape, where).form
-    exact = CLASSES.get(form) if form not in _AS_WRITTEN else None
+    exact, nullable = CLASSES.get(form) if form not in _AS_WRITTEN else None, shape.nullable
 
     def items(values: list[Any]) -> list[Any]:
         if set(map(type, values)) <= {exact}:
             return values
-        if not shape.nullable and None in values:
+        if not nullable and None in values:
             raise ValueError("None is in it, which the type does not admit")
         return [None if value is None else convert(value) for value in values]
 

@@ -15,7 +15,8 @@ from typing_extensions import NotRequired, TypedDict
 
 from exactlyonce.engines.spark.source.spark_types import column
 from exactlyonce.pipeline.avro import avro_schema
-from exactlyonce.pipeline.shape import Form, UnsupportedType, describe, record_fields, shape_of
+from exactlyonce.pipeline.key_types import holds
+from exactlyonce.pipeline.shape import Form, UnsupportedType, describe, described_shape, record_fields, shape_of
 from exactlyonce.sinks.files.avro import avro_record
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.parquet import arrow_schema
@@ -191,6 +192,26 @@ def test_a_type_that_nothing_writes_is_refused_by_its_name(type_: Any) -> None:
     with pytest.raises(UnsupportedType, match=r"cannot be encoded|complex"):
         describe(type_)
     assert not record_fields(type_) or type_ == Box[complex]
+
+
+def test_a_stored_schema_is_the_shape_of_its_type_without_classes() -> None:
+    stored, own = described_shape(describe(Wide, defaults=True)), shape_of(Wide)
+    assert [(field.name, field.shape.form, field.required) for field in stored.fields] == [
+        (field.name, field.shape.form, field.required) for field in own.fields
+    ]
+    assert stored.fields[-1].default == 3
+    inner = next(field.shape for field in stored.fields if field.name == "inner")
+    assert (inner.type.__name__, inner.fields[1].is_omitted, inner.fields[1].default) == ("Inner", True, [])
+    mapping = next(field.shape for field in stored.fields if field.name == "mapping")
+    assert mapping.parts[1].without_none is inner
+
+
+def test_keys_within_themselves_are_compared_to_their_end() -> None:
+    def chain(*own: Any) -> Any:
+        return {"record": "Chain", "fields": [["next", {"union": [{"record": "Chain"}, "null"]}], *own]}
+
+    assert holds(chain(["a", "int"]), chain(["a", "int"]))
+    assert not holds(chain(["a", "int"]), chain(["a", "str"]))
 
 
 def test_a_state_of_a_generic_class_is_known_to_be_mutable() -> None:
