@@ -39,7 +39,7 @@ from exactlyonce.engines.bounded.unit.staging import (
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame, coordinates_of
 from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
-from exactlyonce.engines.runtime.watermarks import Watermark, encode
+from exactlyonce.engines.runtime.watermarks import Watermark, encode_signal
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
@@ -112,7 +112,7 @@ class _Channel:
             self.writer.write(self.receiver, self.frame.encode(), len(self.frame), self.time_ms)
             self.frame = OpenFrame()
         if self.watermark is not None:
-            self.writer.write(self.receiver, encode(self.watermark), 0, self.time_ms, is_signal=True)
+            self.writer.write(self.receiver, encode_signal(self.watermark), 0, self.time_ms, is_signal=True)
             self.watermark = None
 
 
