@@ -34,7 +34,7 @@ def test_an_argument_of_another_type_is_named_before_spark_begins(work: Any) -> 
     """Neither a session nor a broker is asked for anything, and no module is imported."""
     session: Any = SimpleNamespace(createDataFrame=None)
     for wrong in OF_ANOTHER_TYPE[work]:
-        with pytest.raises(ConfigError, match=f"^{[*wrong][-1]}="):
+        with pytest.raises(ConfigError, match=f"^{[*wrong][-1]}(=| is )"):
             work(session, "no_module:pipeline", **wrong)
     wanted: dict[Any, dict[str, Any]] = {replay: {"checkpoint": 1}, diff: {"new": "no_module:new"}}
     right = wanted.get(work, {})
@@ -159,7 +159,7 @@ def test_the_users_traceback_comes_first_after_retries_too(
 ) -> None:
     """Spark tries an `open()` that raises again, and passes on a text alone. An outage ends with its own class."""
     (tmp_path / "opening.py").write_text(OPENING.format(name=topic_name, function="Doubling"))
-    (tmp_path / "asking.py").write_text(OPENING.format(name=topic_name, function="Priced()"))
+    (tmp_path / "run_requests.py").write_text(OPENING.format(name=topic_name, function="Priced()"))
     monkeypatch.syspath_prepend(tmp_path)
     kafka.create_topic(f"{topic_name}-in", 1)
     kafka.create_topic(f"{topic_name}-out", 1)
