@@ -287,7 +287,8 @@ def refused(topic: str, outputs: Outputs, producer: SinkProducer, error: KafkaEr
         value, key = outputs.values[outputs.done], None if outputs.keys is None else outputs.keys[outputs.done]
         what = f"a record of {len(value or b'') + len(key or b''):,} bytes"
         return ProducerFailure(too_large(topic, what), RecordError)
-    return failure(topic, "a record could not be produced", why(producer, error))
+    partition = f"[{outputs.partitions[outputs.done]}]" if outputs.partitions is not None and outputs.left else ""
+    return failure(topic, f"a record for {topic}{partition} could not be produced", why(producer, error))
 
 
 def failure(topic: str, what: str, error: KafkaError) -> ProducerFailure:

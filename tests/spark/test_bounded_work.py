@@ -159,7 +159,7 @@ def test_the_users_traceback_comes_first_after_retries_too(
 ) -> None:
     """Spark tries an `open()` that raises again, and passes on a text alone. An outage ends with its own class."""
     (tmp_path / "opening.py").write_text(OPENING.format(name=topic_name, function="Doubling"))
-    (tmp_path / "run_requests.py").write_text(OPENING.format(name=topic_name, function="Priced()"))
+    (tmp_path / "asking.py").write_text(OPENING.format(name=topic_name, function="Priced()"))
     monkeypatch.syspath_prepend(tmp_path)
     kafka.create_topic(f"{topic_name}-in", 1)
     kafka.create_topic(f"{topic_name}-out", 1)
