@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from exactlyonce.checkpoint.records.manifest import Committable, Written
 from exactlyonce.checkpoint.requests import ListedTransaction
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -75,22 +77,14 @@ def _abandoned(transactions: Transactions, transactional_id: str, why: str) -> s
 
 def _counted(transactions: Transactions, lost: Committable, new: OpenTransaction) -> Committable | str:
     """The *new* transaction as the broker describes it, if its counts are those of *lost*."""
-    wanted = {(w.topic, w.partition): w.count for w in lost.written}
     written = tuple(
         Written(p.topic, p.partition, p.transaction_start_offset, p.last_sequence + 1)
-        for p in transactions.producers(wanted)
+        for p in transactions.producers(lost.counts)
         if (p.producer_id, p.epoch) == (new.producer_id, new.epoch) and p.transaction_start_offset is not None
     )
-    if {(w.topic, w.partition): w.count for w in written} != wanted:
-        return f"the new transaction holds {written}, the lost transaction held {wanted}"
-    return Committable(
-        transactional_id=new.transactional_id,
-        producer_id=new.producer_id,
-        epoch=new.epoch,
-        transaction_version=lost.transaction_version,
-        cluster_id=lost.cluster_id,
-        sink=lost.sink,
-        subtask=lost.subtask,
-        checkpoint=lost.checkpoint,
-        written=written,
+    repaired = msgspec.structs.replace(
+        lost, transactional_id=new.transactional_id, producer_id=new.producer_id, epoch=new.epoch, written=written
     )
+    if repaired.counts != lost.counts:
+        return f"the new transaction holds {written}, the lost transaction held {lost.counts}"
+    return repaired
