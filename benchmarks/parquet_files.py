@@ -24,7 +24,7 @@ from bench import Bench
 from figures import Figure
 from orders import Order, uniform
 
-from exactlyonce.checkpoint.commits.of_stores import in_order
+from exactlyonce.checkpoint.commits.stores import in_order
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import CommitterContext

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from exactlyonce.connectors.kafka.client import connect
-from exactlyonce.engines.spark.sink.messages import Flushed
+from exactlyonce.checkpoint.events import Ack
 from exactlyonce.engines.spark.sink.options import parse_sink_options
-from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, TaskTransaction, rows
+from exactlyonce.engines.spark.sink.position import SparkJob
+from exactlyonce.engines.spark.sink.task import Flushed, outputs_of, rows
 from exactlyonce.engines.spark.sink.writer import StreamWriter, TaskMessage
+from exactlyonce.sinks.kafka.open_transaction import TUNING, OpenTransaction, ProducerFailure, initialised
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -31,30 +31,22 @@ class PlainWriter(StreamWriter):
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
         """As `sink_task.write_task`, without a transaction."""
-        transaction = PlainProducer("", self.options.client(), 0)
-        transaction.initialise(self.options.topic)
+        topic = self.options.topic
+        config, failures = {**TUNING, **self.options.client().confluent()}, list[ProducerFailure]()
+        producer = initialised(config, topic, None, 0, failures.append)
+        transaction = OpenTransaction("", producer, subject="plain", failures=failures)
         for batch in iterator:
-            transaction.write(rows(batch, self.options.columns, self.options.topic))
+            for name, outputs in outputs_of(list(rows(batch, self.options.columns, topic))):
+                transaction.write(name, outputs)
         transaction.flush()
         transaction.drop()
-        return TaskMessage(Flushed(0, Job(), None))
+        return TaskMessage(Flushed(0, SparkJob(), Ack("", 0, 0)))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing to do."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing can be done."""
-
-
-class PlainProducer(TaskTransaction):
-    """Writes outside of transactions."""
-
-    def initialise(self, topic: str) -> None:
-        from confluent_kafka import Producer  # a class of C, which cannot be pickled
-
-        own = {"enable.idempotence": True, "delivery.report.only.error": True, "on_delivery": self._undelivered}
-        self._producer = Producer({**TUNING, **self.config.confluent(own)})
-        connect(self._producer, topic, INIT_TIMEOUT_S)
 
 
 class PlainSource(DataSource):

@@ -42,7 +42,7 @@ ORDER = "id long, customer string, total long, ts long"
 
 
 class Quiet:
-    """A silent `Progress`."""
+    """A silent `WorkListener`."""
 
     def note(self, text: str) -> None:
         pass

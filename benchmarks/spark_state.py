@@ -100,7 +100,7 @@ class LocalTotals:
 
 
 class Begun(Quiet):
-    """A `Progress` that keeps the first checkpoint of a bounded run."""
+    """A `WorkListener` that keeps the first checkpoint of a bounded run."""
 
     manifest: Manifest
 

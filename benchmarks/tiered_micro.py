@@ -21,7 +21,7 @@ from state_micro import batches, fetch, write
 
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.restore import CheckpointedState
-from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
 
 GROUPS = 128
 CHANGED = 25_000

@@ -3,5 +3,4 @@
 Everything here is pure: events in, effects out, or procedures that yield requests (`requests`); no client, no thread,
 no clock. May import `pipeline` alone. `records/` has the records of the checkpoint topic, `transactions/` the ends of
 transactions, `commits/` the commit of each family of sinks. `block_storage` is the seam for block storages.
-`chandy_lamport/` is the algorithm behind the barriers, on any graph, with its checker; nothing else here imports it.
 """

@@ -1,11 +1,12 @@
 """The coordinator: triggers checkpoints, collects acknowledgements, aborts late checkpoints, restarts failed jobs.
 
-Events in, effects out; every event comes with the time. The states of the job and of a checkpoint are the two tables in
-`checkpoint.states`; a move that they do not have raises InvariantViolation.
+Events in, effects out; every event comes with the time. The states of the job and of a checkpoint follow two tables,
+`JOB_TRANSITIONS` and `events.CHECKPOINT_TRANSITIONS`, which ARCHITECTURE.md draws; any other move raises
+InvariantViolation.
 
 Invariants: completed ids only grow; decisions come one by one, each after the previous checkpoint is finalized; a
 checkpoint that is being decided is not aborted, and nothing is restarted meanwhile; undecided output is carried to the
-next manifest while the attempt goes on (see `attempt`).
+next manifest while the attempt goes on, and a new attempt begins without it: its transactions are aborted.
 A clean end comes only when the last checkpoint is finalized and no transaction of any attempt is open. With loops or
 overtaking barriers, the input is read only once a checkpoint after the last record has found no in-flight records: the
 last checkpoint is aligned, and would be late behind a backlog in every attempt. A stop waits for no loop.
@@ -15,24 +16,217 @@ is being decided is finished, and undecided ones are aborted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import enum
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from exactlyonce.checkpoint import events
-from exactlyonce.checkpoint.attempt import Attempt
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided, Unresolved
-from exactlyonce.checkpoint.events import Ack, Effect, Event, Failed, PendingCheckpoint, Subtask, Tick
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.records.stats import ABORTED_MAX, REASON_LENGTH_MAX, AbortedCheckpoint
+from exactlyonce.checkpoint.events import (
+    Ack,
+    CheckpointState,
+    Effect,
+    Event,
+    Failed,
+    PendingCheckpoint,
+    Refuse,
+    Subtask,
+    Tick,
+    Unresolved,
+    Verdict,
+)
+from exactlyonce.checkpoint.records.manifest import (
+    ABORTED_MAX,
+    REASON_LENGTH_MAX,
+    AbortedCheckpoint,
+    Manifest,
+    OrderLog,
+    Precommit,
+    StagedAck,
+)
 from exactlyonce.checkpoint.restart import RestartStrategy
-from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.states import JOB_TRANSITIONS, CheckpointState, JobState
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
 from exactlyonce.pipeline.names import setting
+
+
+class JobState(enum.Enum):
+    RECOVERING = "recovering"
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.RECOVERING: frozenset({JobState.DEPLOYING, JobState.ENDED}),
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.ENDED}),
+    JobState.RUNNING: frozenset({JobState.RECOVERING, JobState.ENDED}),
+    JobState.ENDED: frozenset(),
+}
+
+
+@dataclass
+class UndecidedOutput:
+    """Acknowledged output and order logs, also of aborted checkpoints, that no manifest holds yet."""
+
+    precommits: list[tuple[Precommit, int]] = field(default_factory=list)
+    """Each with the time at which its transaction began."""
+    staged: list[StagedAck] = field(default_factory=list)
+    order_logs: list[tuple[int, OrderLog]] = field(default_factory=list)
+    """Each with its checkpoint."""
+
+    def add(self, ack: Ack, now_ms: int) -> None:
+        self.precommits += [(precommit, now_ms - precommit.open_ms) for precommit in ack.precommits]
+        self.staged += ack.staged
+        if ack.order_log is not None:
+            self.order_logs.append((ack.checkpoint, ack.order_log))
+
+    def assign(self, plan: PendingCheckpoint, now_ms: int) -> None:
+        """Let the manifest of *plan* carry everything up to its checkpoint."""
+        carried = [(p, begun_ms) for p, begun_ms in self.precommits if p.checkpoint <= plan.checkpoint]
+        plan.precommits = [precommit for precommit, _ in carried]
+        plan.ages_ms = {precommit.transactional_id: now_ms - begun_ms for precommit, begun_ms in carried}
+        plan.staged = [staged for staged in self.staged if staged.committable.checkpoint <= plan.checkpoint]
+        plan.order_logs = [log for checkpoint, log in self.order_logs if checkpoint <= plan.checkpoint]
+
+    def completed(self, completed: int) -> None:
+        """Drop the output that the manifest of checkpoint *completed* carries."""
+        self.precommits = [(p, begun_ms) for p, begun_ms in self.precommits if p.checkpoint > completed]
+        self.staged = [staged for staged in self.staged if staged.committable.checkpoint > completed]
+        self.order_logs = [(checkpoint, log) for checkpoint, log in self.order_logs if checkpoint > completed]
+
+    def transactions_max(self) -> int:
+        """The largest number of undecided transactions of one sink subtask."""
+        return max(Counter((p.sink, p.subtask) for p, _ in self.precommits).values(), default=0)
+
+
+@dataclass
+class Attempt:
+    """The reports of one set of workers since their start: what a restart of the workers drops as a whole."""
+
+    number: int = 0
+    delay_ms: int = 0
+    """The pause before its workers start."""
+    ready_by_ms: int = 0
+    """While the job deploys: when its workers count as failed."""
+    in_flight: list[PendingCheckpoint] = field(default_factory=list)
+    """Oldest first."""
+    undecided: UndecidedOutput = field(default_factory=UndecidedOutput)
+    producers: dict[Subtask, int] = field(default_factory=dict)
+    """Producers that are ready, by sink subtask."""
+    acked: dict[Subtask, int] = field(default_factory=dict)
+    """The newest checkpoint that each subtask has acknowledged."""
+    failed_in_row: int = 0
+    """Late checkpoints since the last completed one."""
+    full_workers: set[int] = field(default_factory=set)
+    """Workers without room for their state on the disk."""
+    held: bool = False
+    """Whether sources are paused."""
+    read_by: int | None = None
+    """The newest checkpoint when every source had reached its target; None: not yet."""
+    drained: bool = False
+    """Whether nothing is left to read, and no record is in a loop or may be overtaken."""
+    pending_failure: Failed | None = None
+    """The gravest failure that waits for the outcome of a decision."""
+
+    @property
+    def deciding(self) -> PendingCheckpoint | None:
+        """The checkpoint whose decision is under way."""
+        return next((plan for plan in self.in_flight if plan.state is CheckpointState.DECIDING), None)
+
+    @property
+    def awaited(self) -> list[PendingCheckpoint]:
+        """The checkpoints that some subtask has yet to acknowledge."""
+        return [plan for plan in self.in_flight if plan.state is CheckpointState.TRIGGERED]
+
+    def granted(self, sink: Subtask) -> None:
+        self.producers[sink] = self.producers.get(sink, 0) + 1
+
+    def lacking(self, sinks: frozenset[Subtask], needed: int) -> list[Subtask]:
+        """Those of *sinks* that have fewer producers ready than *needed*."""
+        return sorted(sink for sink in sinks if self.producers.get(sink, 0) < needed)
+
+    def acknowledged(self, subtask: Subtask, ack: Ack, now_ms: int) -> None:
+        """Keep the output of *ack*, whatever becomes of its checkpoint."""
+        require(ack.checkpoint > self.acked.get(subtask, 0), "acknowledgements of one subtask come in order")
+        self.acked[subtask] = ack.checkpoint
+        self.undecided.add(ack, now_ms)
+        for precommit in ack.precommits:
+            self.producers[precommit.sink, precommit.subtask] -= 1
+
+    def postpone(self, failure: Failed) -> None:
+        """Keep the gravest pending failure; on a tie, the first."""
+        pending = self.pending_failure or failure
+        self.pending_failure = max(pending, failure, key=lambda one: (one.error is not None, one.counts))
+
+
+TRIES_MAX = 3
+"""How often a savepoint is tried for a request."""
+FIRST_MAX = 64
+"""Ordinary checkpoints that go first, at most."""
+
+
+class SavepointRequests:
+    """The requests for savepoints to one incarnation: which of them the next checkpoint serves.
+
+    A savepoint may take longer than the timeout, or kill a worker, where checkpoints do not. So after a failed
+    savepoint an ordinary checkpoint goes first, or frequent requests would stop all progress; then the savepoint is
+    tried again, `TRIES_MAX` times in all. After each request that is given up, twice as many ordinary checkpoints go
+    first: else requests that never succeed would leave one interval of progress to every timeout.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, bool] = {}
+        """Requests that no completed savepoint serves, and whether the job is to stop after it."""
+        self._served: set[str] = set()
+        self._tries: Counter[str] = Counter()
+        """Failed savepoints by request."""
+        self._from = 0
+        """All savepoints wait until this checkpoint or a later one is complete."""
+        self._going_first = 1
+        """How many ordinary checkpoints go first after a failed savepoint."""
+
+    def ask(self, request: str, *, stop: bool) -> None:
+        """Take a request, which may be repeated."""
+        if request not in self._served and self._tries[request] < TRIES_MAX:
+            self._waiting.setdefault(request, stop)
+
+    def is_served(self, request: str) -> bool:
+        """Whether a completed savepoint serves *request*."""
+        return request in self._served
+
+    def due(self, completed: int, under_way: Collection[str]) -> tuple[str, ...]:
+        """The requests that the next checkpoint is to serve, after *completed*, while others are *under_way*."""
+        if completed < self._from:
+            return ()
+        return tuple(request for request in self._waiting if request not in under_way)
+
+    def stops(self, completed: int) -> bool:
+        """Whether the next checkpoint is a savepoint after which the job stops, or one is under way."""
+        return completed >= self._from and any(self._waiting.values())
+
+    def serve(self, requests: Collection[str]) -> bool:
+        """A savepoint for *requests* is complete; returns whether the job is to stop after it."""
+        self._served.update(requests)
+        self._going_first = 1 if requests else self._going_first
+        stops = any(self._waiting.get(request, False) for request in requests)
+        for request in requests:
+            self._waiting.pop(request, None)
+        return stops
+
+    def fail(self, requests: Collection[str], first: int) -> None:
+        """A savepoint for *requests*, if there are any, has failed: *first* goes first, and perhaps later ones."""
+        self._tries.update(requests)
+        given_up = [request for request in requests if self._tries[request] >= TRIES_MAX]
+        for request in given_up:
+            self._waiting.pop(request, None)
+        if given_up:
+            self._going_first = min(FIRST_MAX, 2 * self._going_first)
+        if requests:
+            self._from = first + self._going_first - 1
+
 
 NEVER_MS = 1 << 62
 HOLD_AFTER_MS = 1_000
@@ -420,7 +614,7 @@ class Coordinator:
         self.attempt.held = held
         return [events.Hold(held)]
 
-    def _concluded(self, checkpoint: int, verdict: Decided | Refuse | Unresolved, now_ms: int) -> list[Effect]:
+    def _concluded(self, checkpoint: int, verdict: Verdict, now_ms: int) -> list[Effect]:
         plan = self.attempt.deciding
         require(plan is not None and plan.checkpoint == checkpoint, "decisions come one by one")
         assert plan is not None

@@ -1,55 +1,148 @@
 """The decision: check, manifest, commit, finalize; and how a decided checkpoint is finished after a crash.
 
 Invariants: nothing of checkpoint *n* is committed before its manifest is durable; at most the highest manifest is
-unfinalized. Each family of sinks has its own commit: see `commits.protocol`.
+unfinalized. Each family of sinks has its own commit, a `CommitProtocol`: only committables that a durable manifest or
+repair names are committed; commits are repeated, by any process, until the fate is known; an answer that fits both
+"done" and "lost" proves nothing.
 Every function is a procedure (see `requests`): it can be stopped between any two requests and run again.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.protocol import Check, CommitProtocol, Planned, Refuse, gravest, objection
 from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Refuse, Unresolved, Verdict
 from exactlyonce.checkpoint.records.encoding import TooLarge
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair, StoredBlock
-from exactlyonce.checkpoint.requests import Outputs, Procedure, concurrently
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.pipeline.errors import Undetermined, require
+from exactlyonce.checkpoint.records.manifest import (
+    Finalized,
+    Incarnation,
+    Manifest,
+    Precommit,
+    Repair,
+    StoredBlock,
+)
+from exactlyonce.checkpoint.requests import Outcome, Outputs, Procedure, concurrently
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined, require
 from exactlyonce.pipeline.names import setting
+
+Check = Procedure[Refuse | None]
+"""A condition of a decision."""
+
+
+def objection(check: Check) -> Procedure[Refuse | ExactlyOnceError | None]:
+    """The objection to the decision, or None. An error is returned, to be raised once nothing is under way."""
+    try:
+        return (yield from check)
+    except BrokerUnavailable as error:
+        return Refuse(str(error))
+    except ExactlyOnceError as error:
+        return error
+
+
+def gravest(objections: Sequence[Refuse | ExactlyOnceError | None]) -> Refuse | ExactlyOnceError | None:
+    """An error before a refusal: a fault for people is not hidden by one that a restart fixes."""
+    errors = (problem for problem in objections if isinstance(problem, Exception))
+    return next(errors, None) or next((problem for problem in objections if problem is not None), None)
+
+
+@dataclass(frozen=True)
+class Fates:
+    """The fates of a manifest's committables after their commit."""
+
+    known: Mapping[str, str] = field(default_factory=dict)
+    """The fates of committed ones, by name."""
+    unsettled: Mapping[str, str] = field(default_factory=dict)
+    """The state of the others, by name: "refused", "unknown", "held" by an earlier one. See `finish`."""
+
+
+class CommitProtocol(ABC):
+    """The commit of one family of sinks. A leader calls these in order, one at a time; the defaults do nothing."""
+
+    # --- recovery
+
+    @abstractmethod
+    def begin(self, incarnation: Incarnation, fenced_below: tuple[int, int], origin: str) -> None:
+        """*incarnation* leads. Attempts before *fenced_below* (incarnation, attempt) are fenced permanently.
+
+        *origin* is the id of the checkpoint topic.
+        """
+
+    @abstractmethod
+    def begin_attempt(self, attempt: int) -> None:
+        """The previous attempt's workers are dead: forget what they acknowledged and nobody decided."""
+
+    def hasten(self, unfinalized: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
+        """Commit those committables of *unfinalized* that cannot wait for another family's stores."""
+        yield from ()
+
+    def fence(self, newest: Manifest | None, finalized: Manifest | None) -> Procedure[None]:
+        """Let no older incarnation commit undecided output, as far as that can be done before `finish`.
+
+        Raises Halt if the committed output contradicts the decisions. *newest* is the newest manifest, *finalized* the
+        newest finalized one.
+        """
+        yield from ()
+
+    @abstractmethod
+    def finish(
+        self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool
+    ) -> Procedure[Mapping[str, str]]:
+        """Commit, prove or repair all committables of *manifest*, which is decided; returns their fates by name.
+
+        No sink of the pipeline runs. Raises Halt, with the choices, if one is lost; with *accept_loss* it is given up
+        instead.
+        """
+
+    def clean(self) -> Procedure[None]:
+        """All decisions are committed, and no worker runs: fence older attempts, then drop what they left."""
+        yield from ()
+
+    # --- decisions
+
+    def acknowledged(self, precommits: Iterable[Precommit], outputs: Outputs) -> Procedure[None]:
+        """Look at *precommits* as they come. Facts that are not known yet are left to `prepare`.
+
+        *outputs* are the topics that sinks write to, by the last look.
+        """
+        yield from ()
+
+    def prepare(self, plan: PendingCheckpoint, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
+        """Find the committables of *plan*; *checks* come first, and may refuse it."""
+        yield from ()
+        return None
+
+    @abstractmethod
+    def with_committables(self, manifest: Manifest, plan: PendingCheckpoint, before: Manifest | None) -> Manifest:
+        """*manifest* with the committables of *plan*, which is prepared; *before* is the newest manifest so far."""
+
+    def check(self, plan: PendingCheckpoint) -> Check:
+        """Refuse *plan* unless all of it can still be committed. Called when all have acknowledged."""
+        yield from ()
+        return None
+
+    @abstractmethod
+    def commit(self, manifest: Manifest) -> Procedure[Fates]:
+        """Commit the committables of *manifest*, which has just become durable."""
+
+    # --- during the run, and at its end
+
+    def watch(self) -> Procedure[None]:
+        """Now and then: fence zombies that have come back, where they could do harm."""
+        yield from ()
+
+    def conclude(self, checkpoint: int) -> Procedure[None]:
+        """After a clean stop at *checkpoint*: Halt unless readers see all committed output."""
+        yield from ()
+
 
 Dropped = tuple[tuple[int, ...], tuple[StoredBlock, ...]]
 """Checkpoints whose manifests are to be dropped, and blocks."""
 Expire = Callable[[Manifest], Procedure[Dropped]]
 """Given a manifest that is about to be finalized: what to drop in the same transaction."""
-
-
-@dataclass(frozen=True)
-class Decided:
-    """The manifest is durable; finalized too, unless a commit was refused or its fate is unknown."""
-
-    manifest: Manifest
-    fates: Mapping[str, str] = field(default_factory=dict)
-    unsettled: Mapping[str, str] = field(default_factory=dict)
-    """See `commits.protocol.Fates`."""
-    decided_at_ms: int = field(default=0, compare=False)
-    """When the manifest was durable."""
-    committed_at_ms: int = field(default=0, compare=False)
-    """When all fates were known; this and the other in ms since 1970."""
-
-    @property
-    def finalized(self) -> bool:
-        """Whether every committable is known to be committed."""
-        return not self.unsettled
-
-
-@dataclass(frozen=True)
-class Unresolved:
-    """It is unknown whether the manifest is durable: the process must end, and the next incarnation reads the log."""
-
-    checkpoint: int
 
 
 def keep_all(manifest: Manifest) -> Procedure[Dropped]:
@@ -59,7 +152,7 @@ def keep_all(manifest: Manifest) -> Procedure[Dropped]:
 
 
 def decide(
-    plan: Planned,
+    plan: PendingCheckpoint,
     protocols: Sequence[CommitProtocol],
     log: DecisionLog,
     *,
@@ -68,7 +161,7 @@ def decide(
     now_ms: Callable[[], int],
     checks: Callable[[], Sequence[Check]] = tuple,
     stats: Callable[[], bytes] = bytes,
-) -> Procedure[Decided | Refuse | Unresolved]:
+) -> Procedure[Verdict]:
     """Check, then decide, then commit and finalize *plan*.
 
     *checks* must hold once all have acknowledged. The manifest is produced while they are under way, and only its

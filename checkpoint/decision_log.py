@@ -19,7 +19,6 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.encoding import (
     PART_BYTES,
     Decision,
@@ -29,23 +28,31 @@ from exactlyonce.checkpoint.records.encoding import (
     encode_in_parts,
 )
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Failure, Incarnation, Manifest, StoredBlock
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Failure,
+    Incarnation,
+    Manifest,
+    StoredBlock,
+    TopicInfo,
+    coordinator_id,
+)
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.references import tombstones
 from exactlyonce.checkpoint.requests import (
     Ends,
+    Fate,
     LogRead,
+    Outcome,
     Procedure,
     Request,
+    TransactionState,
     Unreadable,
     Write,
     concurrently,
     relayed,
     retrying,
 )
-from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, TransactionState
-from exactlyonce.checkpoint.transactions.markers import held_by
+from exactlyonce.checkpoint.transactions.commit import held_by
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Facts, Fenced, Halt, Undetermined, require
 
@@ -83,7 +90,7 @@ class Staged:
 class DecisionLog:
     """The decision log of *pipeline*, as one incarnation of its coordinator writes it. For one thread at a time.
 
-    Before `open`, transactions of older incarnations must be settled (`checkpoint.transactions.settling`).
+    Before `open`, transactions of older incarnations must be settled (`checkpoint.transactions.commit.settle`).
     """
 
     def __init__(
@@ -533,3 +540,8 @@ def _writes(written: Iterable[tuple[DecisionKey, bytes]], dropped: Iterable[Deci
         ),
         *(Write(DECISIONS, str(key), None) for key in dropped),
     )
+
+
+def tombstones(blocks: Iterable[StoredBlock]) -> tuple[Write, ...]:
+    """The writes that remove those of *blocks* in the checkpoint topic."""
+    return tuple(Write(ref.partition, ref.key, None) for storage, ref in blocks if storage == TOPIC)

@@ -1,21 +1,33 @@
-"""The vocabulary of the coordinator's core: acknowledgements, the events it takes, the effects it asks for.
+"""The vocabulary of a checkpoint: acknowledgements, the checkpoint in flight, verdicts; the core's events and effects.
 
 Invariants: all are immutable values except `PendingCheckpoint`, which only the coordinator changes. Its state moves as
-the table in `checkpoint.states` allows; once `Decide` hands it out, its acknowledgements do not change.
+`CHECKPOINT_TRANSITIONS` allows: any other move is a defect. Once `Decide` hands it out, its acknowledgements do not
+change.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided, Unresolved
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OrderLog, SourceOffset, StagedAck
-from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, SubtaskStats
-from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, CheckpointState
+from exactlyonce.checkpoint.records.manifest import (
+    AbortedCheckpoint,
+    BlockRef,
+    ChannelLog,
+    Manifest,
+    OperatorSnapshot,
+    OrderLog,
+    Precommit,
+    SourceOffset,
+    StagedAck,
+    SubtaskStats,
+    named_by,
+)
 from exactlyonce.pipeline.errors import ExactlyOnceError, require
 
 Subtask = tuple[str, int]
@@ -108,6 +120,158 @@ class Ack(msgspec.Struct, frozen=True):
         )
 
 
+# --- a checkpoint in flight, and what becomes of it ----------------------------------------------------------------
+
+
+class CheckpointState(enum.Enum):
+    TRIGGERED = "triggered"
+    ACKNOWLEDGED = "acknowledged"
+    DECIDING = "deciding"
+    COMPLETED = "completed"
+    """Decided: finalized as well, or finished by the restart that follows."""
+    ABORTED = "aborted"
+
+
+CHECKPOINT_TRANSITIONS: dict[CheckpointState, frozenset[CheckpointState]] = {
+    CheckpointState.TRIGGERED: frozenset({CheckpointState.ACKNOWLEDGED, CheckpointState.ABORTED}),
+    CheckpointState.ACKNOWLEDGED: frozenset({CheckpointState.DECIDING, CheckpointState.ABORTED}),
+    CheckpointState.DECIDING: frozenset({CheckpointState.COMPLETED, CheckpointState.ABORTED}),
+    CheckpointState.COMPLETED: frozenset(),
+    CheckpointState.ABORTED: frozenset(),
+}
+
+
+@dataclass(kw_only=True)
+class PendingCheckpoint:
+    """A checkpoint in flight, with its acknowledgements."""
+
+    checkpoint: int
+    base: int
+    previous: int
+    final: bool
+    triggered_ms: int
+    attempt: int
+    timeout_ms: int = 0
+    """The coordinator's, from its trigger to the last acknowledgement."""
+    deciding_since_ms: int = 0
+    requests: tuple[str, ...] = ()
+    """The requests that this savepoint serves; empty: it is none."""
+    state: CheckpointState = CheckpointState.TRIGGERED
+    acks: dict[Subtask, Ack] = field(default_factory=dict)
+    acked_ms: dict[Subtask, int] = field(default_factory=dict)
+    """When each came, after the trigger."""
+    aborted: tuple[AbortedCheckpoint, ...] = ()
+    """The checkpoints that were aborted since the last completed one."""
+    precommits: list[Precommit] = field(default_factory=list)
+    """The output that its manifest will carry, also that of aborted checkpoints before it; so in the next two."""
+    staged: list[StagedAck] = field(default_factory=list)
+    order_logs: list[OrderLog] = field(default_factory=list)
+    ages_ms: dict[str, int] = field(default_factory=dict)
+    """How long each precommit's transaction has been open, by transactional id."""
+    outputs_by_partition: tuple[tuple[str, int], ...] = ()
+    """See `Manifest.outputs_by_partition`."""
+
+    @classmethod
+    def of(
+        cls,
+        acks: Sequence[Ack],
+        precommits: Iterable[Precommit] = (),
+        *,
+        base: int,
+        triggered_ms: int,
+        attempt: int,
+        final: bool = False,
+        **more: Any,
+    ) -> PendingCheckpoint:
+        """The checkpoint right after *base*, for which all *acks* are here. Its manifest will carry their output, that
+        of *precommits*, and none of a checkpoint before it."""
+        return cls(
+            checkpoint=acks[0].checkpoint,
+            base=base,
+            previous=base,
+            final=final,
+            triggered_ms=triggered_ms,
+            attempt=attempt,
+            acks={(ack.task, ack.subtask): ack for ack in acks},
+            precommits=[*chain.from_iterable(ack.precommits for ack in acks), *precommits],
+            staged=[*chain.from_iterable(ack.staged for ack in acks)],
+            order_logs=[ack.order_log for ack in acks if ack.order_log is not None],
+            **more,
+        )
+
+    def move(self, state: CheckpointState) -> None:
+        """Change state, as the table allows."""
+        require(state in CHECKPOINT_TRANSITIONS[self.state], f"a checkpoint moves from {self.state} to {state}")
+        self.state = state
+
+    @property
+    def operators(self) -> tuple[OperatorSnapshot, ...]:
+        """Per operator, the index blocks of its subtasks in order."""
+        by_operator: dict[str, dict[int, OperatorAck]] = {}
+        for (_, subtask), ack in self.acks.items():
+            for operator in ack.operators:
+                by_operator.setdefault(operator.operator, {})[subtask] = operator
+        return tuple(
+            OperatorSnapshot(
+                name, len(acks), sum(a.state_bytes for a in acks.values()), tuple(acks[i].index for i in sorted(acks))
+            )
+            for name, acks in sorted(by_operator.items())
+        )
+
+    def listed(self) -> Iterator[BlockRef]:
+        """The blocks that it needs and its indexes list: state, in-flight records, staged output."""
+        for ack in self.acks.values():
+            for operator in ack.operators:
+                yield from operator.blocks
+            yield from ack.on_their_way
+        for staged in self.staged:
+            yield from staged.blocks
+
+    def references(self, manifest: Manifest) -> Iterator[BlockRef]:
+        """All blocks that *manifest*, made from it, needs; some may come twice."""
+        yield from named_by(manifest)
+        yield from self.listed()
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The checkpoint was not decided: it never happened."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The manifest is durable; finalized too, unless a commit was refused or its fate is unknown."""
+
+    manifest: Manifest
+    fates: Mapping[str, str] = field(default_factory=dict)
+    unsettled: Mapping[str, str] = field(default_factory=dict)
+    """See `decision.Fates`."""
+    decided_at_ms: int = field(default=0, compare=False)
+    """When the manifest was durable."""
+    committed_at_ms: int = field(default=0, compare=False)
+    """When all fates were known; this and the other in ms since 1970."""
+
+    @property
+    def finalized(self) -> bool:
+        """Whether every committable is known to be committed."""
+        return not self.unsettled
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """It is unknown whether the manifest is durable: the process must end, and the next incarnation reads the log."""
+
+    checkpoint: int
+
+
+Verdict = Decided | Refuse | Unresolved
+
+
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +309,7 @@ class Acknowledged(msgspec.Struct, frozen=True):
 
 class Concluded(msgspec.Struct, frozen=True):
     checkpoint: int
-    verdict: Decided | Refuse | Unresolved
+    verdict: Verdict
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -257,41 +421,3 @@ class Note(msgspec.Struct, frozen=True):
 
 
 Effect = Trigger | Decide | AnnounceFinalized | Hold | Restart | Deploy | End | Note
-
-
-@dataclass(kw_only=True)
-class PendingCheckpoint:
-    """A checkpoint in flight, with its acknowledgements."""
-
-    checkpoint: int
-    base: int
-    previous: int
-    final: bool
-    triggered_ms: int
-    attempt: int
-    timeout_ms: int = 0
-    """The coordinator's, from its trigger to the last acknowledgement."""
-    deciding_since_ms: int = 0
-    requests: tuple[str, ...] = ()
-    """The requests that this savepoint serves; empty: it is none."""
-    state: CheckpointState = CheckpointState.TRIGGERED
-    acks: dict[Subtask, Ack] = field(default_factory=dict)
-    acked_ms: dict[Subtask, int] = field(default_factory=dict)
-    """When each came, after the trigger."""
-    aborted: tuple[AbortedCheckpoint, ...] = ()
-    """The checkpoints that were aborted since the last completed one."""
-    precommits: list[Precommit] = field(default_factory=list)
-    """The output that its manifest will carry, also that of aborted checkpoints before it; so in the next two."""
-    staged: list[StagedAck] = field(default_factory=list)
-    order_logs: list[OrderLog] = field(default_factory=list)
-    ages_ms: dict[str, int] = field(default_factory=dict)
-    """How long each precommit's transaction has been open, by transactional id."""
-    outputs_by_partition: tuple[tuple[str, int], ...] = ()
-    """See `Manifest.outputs_by_partition`."""
-    without_output: bool = False
-    """Whether its interval is history whose output is another application's."""
-
-    def move(self, state: CheckpointState) -> None:
-        """Change state, as the table allows."""
-        require(state in CHECKPOINT_TRANSITIONS[self.state], f"a checkpoint moves from {self.state} to {state}")
-        self.state = state

@@ -19,14 +19,19 @@ import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.of_stores import NOTED_INTERVAL_MS, StagedCommits
-from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
-from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Refuse
-from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved, decide, finalize, finish
+from exactlyonce.checkpoint.commits.kafka import TransactionCommits
+from exactlyonce.checkpoint.commits.stores import NOTED_INTERVAL_MS, StagedCommits
+from exactlyonce.checkpoint.decision import CommitProtocol, Dropped, Expire, decide, finalize, finish
 from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
-from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
-from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
-from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id, erased_incarnation, transaction_prefix
+from exactlyonce.checkpoint.events import (
+    Ack,
+    Decided,
+    PendingCheckpoint,
+    Refuse,
+    Verdict,
+)
+from exactlyonce.checkpoint.kept_blocks import Retention
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
@@ -36,19 +41,21 @@ from exactlyonce.checkpoint.records.manifest import (
     LATE_BELOW_LATEST,
     RESTORED,
     SAVEPOINT,
+    CheckpointStats,
     Failure,
     Incarnation,
     Manifest,
+    Precommit,
     Restored,
+    SourceOffset,
+    coordinator_id,
+    erased_incarnation,
     skips_between,
+    transaction_prefix,
 )
-from exactlyonce.checkpoint.records.stats import CheckpointStats
-from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
-from exactlyonce.checkpoint.requests import Outputs, Procedure, R, relayed
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.checkpoint.transactions.commit import incarnation_latest
+from exactlyonce.checkpoint.requests import Outcome, Outputs, Procedure, R, relayed
+from exactlyonce.checkpoint.transactions.commit import incarnation_latest, settle
 from exactlyonce.checkpoint.transactions.resolution import Resolution
-from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     Fenced,
@@ -74,8 +81,6 @@ LATE_SPAN = 10_000
 """So many records of an operator, at most, stand for all that came before a checkpoint."""
 UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, Outdated, InvariantViolation)
 """Errors that do not end a pipeline, or after which this incarnation may not act: `Leader.fail` is not for them."""
-
-Verdict = Decided | Refuse | Unresolved
 
 
 class LateRecords:
@@ -105,8 +110,9 @@ class LateRecords:
                     f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
                     f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
                     f"them, and name some. If records of a partition are out of order, as those of several producers, "
-                    f"raise disorder= of the source. If a record's time was ahead of all others, lower ahead=. If "
-                    f"partitions were silent for longer than idle=, raise that. Give the operator late= to keep such "
+                    f"raise disorder= of the source, or of with_time. If a record's time was ahead of all others, "
+                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. If a run before was "
+                    f"drained (--drain), it has closed all windows up to its end. Give the operator late= to keep such "
                     f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
                     f"docs/event-time.md.",
                     operator=operator,
@@ -259,7 +265,7 @@ class Leader:
             if manifests or blocks:
                 outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
                 self._require(outcome)
-        yield ask.GoOnFrom(self.manifest)
+        yield ask.SetPosition(self.manifest)
         yield ask.Reached("coordinator-swept")
         return self.manifest
 
@@ -296,15 +302,19 @@ class Leader:
     def _first_manifest(self) -> Procedure[None]:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
         start_offsets = yield ask.StartOffsets()
-        first = PendingCheckpoint(
-            checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
-            attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
-        )  # fmt: skip
+        first = self._unasked(0, start_offsets)
         self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
-        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind=INITIAL)
+        manifest = self._manifest(
+            first, (yield ask.KnownOutputs()), kind=HISTORY if self.config.without_output else INITIAL
+        )
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
+
+    def _unasked(self, checkpoint: int, offsets: tuple[SourceOffset, ...]) -> PendingCheckpoint:
+        """A checkpoint that stands on no other, and that no subtask was asked for."""
+        ack, now_ms = Ack("", 0, checkpoint, offsets), self._clock.monotonic_ms()
+        return PendingCheckpoint.of([ack], base=checkpoint, triggered_ms=now_ms, attempt=self.attempt)
 
     def _restored_manifest(self, latest: Manifest | None) -> Procedure[None]:
         """Write the manifest that continues from a savepoint, after *latest*, the newest; it has nothing to commit.
@@ -314,11 +324,8 @@ class Leader:
         number = latest.checkpoint + 1 if latest is not None else 0
         restored: Restored = yield ask.RestoreSavepoint(number, self.incarnation.incarnation)
         yield ask.Reached("savepoint-written")
-        plan = PendingCheckpoint(
-            checkpoint=number, base=number, previous=latest.checkpoint if latest is not None else 0, final=False,
-            triggered_ms=self._clock.monotonic_ms(), attempt=self.attempt,
-            acks={("", 0): Ack("", 0, number, restored.offsets)},
-        )  # fmt: skip
+        plan = self._unasked(number, restored.offsets)
+        plan.previous = latest.checkpoint if latest is not None else 0
         self.retention.start_at(latest.block_end_offsets if latest is not None else self._beginning)
         manifest = self._manifest(plan, (yield ask.KnownOutputs()), kind=RESTORED)
         manifest = msgspec.structs.replace(
@@ -399,14 +406,14 @@ class Leader:
         """Raise Halt if an input was deleted or made anew; added partitions are read from here on."""
         yield ask.LookAtInputs(self.manifest)
         yield from self._look_elsewhere()
-        yield ask.GoOnFrom(self.manifest)
+        yield ask.SetPosition(self.manifest)
 
     def _look_elsewhere(self) -> Procedure[None]:
-        """`LookElsewhere`. Another cluster that is away is waited for as long as a store, with heartbeats."""
+        """`CheckRemoteInputs`. Another cluster that is away is waited for as long as a store, with heartbeats."""
 
         def attempt(_: int) -> Procedure[None]:
             try:
-                yield ask.LookElsewhere(self.manifest)
+                yield ask.CheckRemoteInputs(self.manifest)
             except BrokerUnavailable as error:
                 if self._clock.monotonic_ms() >= self._noted_ms + NOTED_INTERVAL_MS:
                     self._noted_ms = self._clock.monotonic_ms()
@@ -472,25 +479,25 @@ class Leader:
             self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
-        yield ask.GoOnFrom(verdict.manifest)
+        yield ask.SetPosition(verdict.manifest)
         self._late.decided(plan)
         self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
             self._retain(plan, verdict.manifest)
 
     def _retain(self, plan: PendingCheckpoint, manifest: Manifest) -> None:
-        blocks = references_of(plan, manifest)
+        blocks = plan.references(manifest)
         self.retention.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
 
     def _check_topics(self) -> Procedure[None]:
         """Raise Halt if an input or output topic was replaced."""
         if self.log.history.latest is not None:
             yield ask.LookAtTopics(self.manifest)
-            yield ask.GoOnFrom(self.manifest)
+            yield ask.SetPosition(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         """Refuse the checkpoint if a block of state, in-flight records or staged rows is missing."""
-        refs = [*listed_by(plan)]
+        refs = [*plan.listed()]
         refs += [ref for ack in plan.acks.values() if ack.channel_log is not None for ref in ack.channel_log.blocks]
         if refs and (dead := (yield from self.log.dead(refs))):
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
@@ -539,7 +546,7 @@ class Leader:
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,
-            kind=kind or _kind(plan),
+            kind=kind or self._kind(plan),
             base=plan.base,
             previous=plan.previous,
             triggered_at_ms=now_ms - (self._clock.monotonic_ms() - plan.triggered_ms),
@@ -551,7 +558,7 @@ class Leader:
             block_end_offsets=self.retention.ends_to_note(plan.checkpoint, plan.base, final=plan.final),
             written_bytes=sum(size for n, size in sizes.items() if n <= plan.checkpoint),
             offsets=tuple(offsets),
-            operators=operators_of(plan),
+            operators=plan.operators,
             order_logs=tuple(plan.order_logs),
             committables=(),
             sinks=outputs,
@@ -563,7 +570,7 @@ class Leader:
             outputs_by_partition=plan.outputs_by_partition,
         )
         for protocol in self._protocols:
-            manifest = protocol.entered(manifest, plan, self.log.history.latest)
+            manifest = protocol.with_committables(manifest, plan, self.log.history.latest)
         return config.filled(manifest)
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
@@ -633,6 +640,11 @@ class Leader:
         with suppress(StoreUnavailable):  # the next run cleans then
             yield from self._clean()
 
+    def _kind(self, plan: PendingCheckpoint) -> str:
+        if self.config.without_output:
+            return HISTORY_ENDED if plan.final else HISTORY
+        return SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"
+
     def _asked_in_time(self, deadline_ms: int, request: ask.Request) -> Procedure[Any]:
         if self._clock.monotonic_ms() >= deadline_ms:
             raise BrokerUnavailable("The time to abort open transactions is over.")
@@ -646,9 +658,3 @@ def _stats(plan: PendingCheckpoint) -> bytes:
         return encode(CheckpointStats(plan.checkpoint, subtasks, plan.aborted))
     except TooLarge:
         return b""
-
-
-def _kind(plan: PendingCheckpoint) -> str:
-    if plan.without_output:
-        return HISTORY_ENDED if plan.final else HISTORY
-    return SAVEPOINT if plan.requests else "final" if plan.final else "checkpoint"

@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exactlyonce.checkpoint.commits.of_stores import StagingSink
-from exactlyonce.checkpoint.decision import Dropped
+from exactlyonce.checkpoint.commits.stores import StagingSink
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest, RecordPlace
+from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest, RecordPlace
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
-from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.pipeline.dead_letters import DeadLetterLimits
 from exactlyonce.pipeline.errors import ConfigError
-
-
-class Retention:
-    """The rule for which checkpoints and blocks are dropped; this one drops none, and there are no blocks."""
-
-    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
-        """The manifests and blocks of older incarnations that may be dropped."""
-        yield from ()
-        return (), ()
-
-    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
-        """Search for blocks that the previous attempt left after *newest*."""
-        yield from ()
-
-    def start_at(self, ends: tuple[int, ...]) -> None:
-        """The pipeline is new, and its block partitions end there."""
-
-    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
-        """The `Manifest.block_end_offsets` of *checkpoint*."""
-        return ()
-
-    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """*blocks* were written for *checkpoint*."""
-
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
-        """*checkpoint* is decided, and refers to *blocks*; *keep*: it is a savepoint, which never expires."""
-
-    def release(self, checkpoint: int) -> None:
-        """Let *checkpoint*, a savepoint, expire."""
-
-    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """The manifests and blocks to drop in the transaction that finalizes *manifest*."""
-        yield from ()
-        return (), ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +44,8 @@ class LeaderConfig:
     deletes: bool = False
     """Whether its checkpoints are deleted when it is cancelled."""
     bounded: bool = False
+    without_output: bool = False
+    """Whether its checkpoints are of history whose output is another application's."""
     dead_letter_limits: Mapping[str, DeadLetterLimits] = field(default_factory=dict)
     """By the id of the sink that dead letters go to."""
     max_late: float = 1.0

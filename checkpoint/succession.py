@@ -3,6 +3,9 @@
 Safety never rests on this: a new run fences all older ones, whatever they do. It keeps runs that are restarted again
 and again from fencing each other before a checkpoint is complete. Invariant: no two clocks are compared. The waiting
 run's clock times the leader's heartbeats; the leader's own clock tells how long it has led.
+
+`last_look` comes before a decision log is taken over, to spare a living coordinator: a new one fences first, and writes
+its first record some moments later. Until then only its transactional id shows it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
-from exactlyonce.checkpoint.records.manifest import INITIAL, RESTORED, Incarnation
+from exactlyonce.checkpoint.records.manifest import INITIAL, RESTORED, Incarnation, coordinator_id
+from exactlyonce.checkpoint.requests import DescribeTransactions, Pause, Procedure, TransactionState
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 LED_LONG_MS = 60_000
@@ -150,3 +154,26 @@ class Succession:
         else:  # a look that took long met a broker that is away, for the leader as well
             self._silent_ms += min(now_ms - self._looked_ms, 2 * LOOK_PAUSE_MS)
         self._looked_ms = now_ms
+
+
+BEGINNING_TIMEOUT_MS = 3_000
+"""How long to wait for the first record of a new coordinator, which may have died before it."""
+BEGINNING_PAUSE_MS = 100
+_BEGINNING = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort")
+"""The states of the id of a coordinator that is initialised, and writes its first record."""
+
+
+def last_look(pipeline: str, peek: Callable[[], Procedure[History]], clock: Clock) -> Procedure[History]:
+    """The decisions so far, as *peek* reads them (`DecisionLog.peek_at_stable`), with an incarnation that just begins.
+
+    They are read while nobody begins, or a beginning takes longer than `BEGINNING_TIMEOUT_MS`. It fences nobody.
+    """
+    name, until_ms = coordinator_id(pipeline), clock.monotonic_ms() + BEGINNING_TIMEOUT_MS
+    while True:
+        before: TransactionState | None = (yield DescribeTransactions((name,)))[name]
+        history = yield from peek()
+        after: TransactionState | None = (yield DescribeTransactions((name,)))[name]
+        is_at_rest = after is None or after.state not in _BEGINNING
+        if (is_at_rest and after == before) or clock.monotonic_ms() >= until_ms:
+            return history
+        yield Pause(BEGINNING_PAUSE_MS)

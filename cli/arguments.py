@@ -44,9 +44,11 @@ _OPTIONS_ELSEWHERE = {
     "--savepoint": ("--from-savepoint",), "--servers": ("--bootstrap-servers",), "--set": ("--param", "--kafka"),
     "--settings": ("--config",), "--since": ("--from",), "--start": ("--from",), "--stop-at": ("--to", "--until"),
     "--before": ("--to",), "--until": ("--to",), "--to": ("--until",), "--workers": ("--parallelism",),
-    "--dry-run": ("--no-output",),
+    "--dry-run": ("--no-output",), "--limit": ("--last",),
 }  # fmt: skip
 """Names of options in other tools or commands; the first one counts that the command has."""
+_WORDS = "words without an option before them (a value with blanks needs quotes; dir/* is each file in dir)"
+"""In place of words that no option is before, which may be secrets."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -55,10 +57,10 @@ class Parser(argparse.ArgumentParser):
     """Shows examples before options, takes no abbreviations, and names unknown arguments without their values."""
 
     moved = ""
-    """What is said beside an action that the command does not have: how it is written now."""
+    """What is said beside an action or a word that the command does not have: how it is written."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(message + self.moved * ("invalid choice" in message))
+        super().error(message + self.moved * ("invalid choice" in message or _WORDS in message))
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_formatter, **options)
@@ -106,7 +108,7 @@ class Parser(argparse.ArgumentParser):
 def _unrecognized(words: Iterable[str]) -> str:
     """The message about *words* that no parser takes: it names options only, for other words may be secret values."""
     names = [match[0] for word in words if (match := _OPTION.match(word))]
-    return f"unrecognized arguments: {' '.join(names) or 'words without an option before them'}"
+    return f"unrecognized arguments: {' '.join(names) or _WORDS}"
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

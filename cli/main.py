@@ -43,7 +43,7 @@ from exactlyonce.cli.commands import (
     transactions,
     ui,
 )
-from exactlyonce.cli.lines import new_namespace, show_error
+from exactlyonce.cli.text import new_namespace, show_error
 from exactlyonce.engines.stop_signals import imports_were_stopped
 from exactlyonce.pipeline.errors import (
     BEFORE_ANYTHING_RAN,
@@ -111,9 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
-    commands: Commands = root.add_subparsers(
-        title="commands", metavar="COMMAND [options]", required=True, prog=root.prog
-    )
+    commands: Commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=root.prog)
     commands.by_task = {}
     for task, modules in _TASKS.items():
         before = [*commands.choices]

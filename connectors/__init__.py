@@ -2,8 +2,9 @@
 
 `source` is the seam of a source, `splits` reads those that are no topics: `files/`, `tables` and `generated`.
 `postgres/` and `mysql/` have the tables of a database, and its connection, also for sinks. `kafka/` asks a cluster,
-`registry/` a schema registry, `embedded/` starts a broker, `blocks/` keeps blocks as files. Of these folders `kafka/`
-imports `registry/`, and `files/` imports `blocks/`. `refusals` has the error texts of stores. `confluent` makes all
+`registry/` a schema registry, `embedded/` starts a broker. `filestore/` is a place with files; `blocks/` keeps blocks
+there. Of these folders `kafka/` imports `registry/`, and `files/` and `blocks/` import `filestore/`. `refusals` has the
+error texts of stores. `confluent` makes all
 clients of confluent-kafka for brokers. May import `state`, `checkpoint` and `pipeline`.
 """
 

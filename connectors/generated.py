@@ -20,7 +20,7 @@ from exactlyonce.connectors.splits import (
     SplitsReader,
     require_reached,
 )
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.sizes import is_count
 
@@ -163,7 +163,7 @@ class IterableSource(FixedSource[T]):
             yield "an iterator gives its items once, and a restart needs them again: give a list, or a function"
 
     def describe(self) -> dict[str, Any]:
-        return {"source": "iterable", "place": self.place, "value": schema.describe(self.value), **self.describe_time()}
+        return {"source": "iterable", "place": self.place, "value": shape.describe(self.value), **self.describe_time()}
 
 
 def _as_json(item: Any) -> bytes:

@@ -184,9 +184,12 @@ class ReadsTopic(Readable, Protocol):
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
         """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
 
-    def starting(self, start: Any, group: str | None) -> ReadsTopic:
-        """The same source, whose `first_offsets` are those of *start*, or of a consumer *group*; *start*, if it is not
-        None, is as that of `KafkaSource`."""
+    def group_offsets(self, source: str, topics: Any, group: str, setting: str) -> dict[int, int]:
+        """The offset by partition at which a consumer *group* goes on, where it has one; *source* is the id, *setting*
+        the one that names the group, for errors."""
+
+    def starting(self, start: Any) -> ReadsTopic:
+        """The same source, whose `first_offsets` are those of *start*, as that of `KafkaSource`."""
 
 
 class SplitFinder(Protocol):

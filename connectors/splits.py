@@ -19,7 +19,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, ReaderContext, SplitFinder
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
@@ -183,6 +183,52 @@ def _lost(position: SourceOffset, what: str) -> Halt:
     )
 
 
+class _Opening:
+    """Opens the splits of one source, and holds them to what docs/writing-a-source.md says: a mistake there would lose
+    or double records, or never end."""
+
+    def __init__(self, open_split: OpensSplit, *, grows: bool) -> None:
+        self._open_split, self._grows = open_split, grows
+
+    def open(self, position: SourceOffset) -> OpenSplit:
+        """The split at *position*. Raises Halt if it can neither grow nor end."""
+        opened = self._open_split(position)
+        if not self._grows and type(opened).ended is OpenSplit.ended:
+            raise self._mistaken(
+                position,
+                f"{type(opened).__name__} has no `ended`, and the source no grows = True: bounded work would wait for "
+                f"an end that never comes. Add grows = True if records of a split may come later; else let `ended` be "
+                f"True once all were read",
+            )
+        return opened
+
+    def read(self, opened: OpenSplit, start: SourceOffset, records_max: int) -> Sequence[Any]:
+        """The next parts of *opened*, which stands at *start*. Raises Halt where there are too many, where a split that
+        grows has ended, and where a cursor is no text."""
+        read = opened.read(records_max)
+        if len(read) > records_max:
+            raise self._mistaken(
+                start,
+                f"read({records_max}) of {opened.name} gave {len(read)} records, of which the last would come twice in "
+                f"bounded work. Give {records_max} at most, and the others at the next call",
+            )
+        if self._grows and opened.ended:
+            raise self._mistaken(
+                start,
+                f"{opened.name} has ended, and the source says grows = True: what comes later would not be read. Leave "
+                f"out `ended`; or grows = True, if a split is whole once it is found",
+            )
+        if not isinstance(opened.cursor, str | None):
+            raise self._mistaken(start, f"the cursor of {opened.name} is {opened.cursor!r:.100}, and has to be text")
+        return read
+
+    def _mistaken(self, position: SourceOffset, what: str) -> Halt:
+        return Halt(
+            f"The code of source {position.source!r} is wrong: {what}. The job has stopped before it; nothing is lost.",
+            operator=position.source,
+        )
+
+
 def _after(start: SourceOffset, opened: OpenSplit, count: int) -> SourceOffset:
     """The position of *opened* once *count* records from *start* on were read."""
     offset = start.offset + count
@@ -199,7 +245,7 @@ class SplitsReader:
         self._positions = {position.partition: position for position in context.positions}
         self._targets = context.targets or {}
         self._endless, self._grows = (endless or grows) and context.targets is None, grows
-        self._open_split = open_split
+        self._opening = _Opening(open_split, grows=grows)
         self._opened: dict[int, OpenSplit] = {}
         self._unended: list[int] = []
         self._quiet = set[int]()
@@ -223,7 +269,7 @@ class SplitsReader:
                 break
             opened, start = self._open(split), self._positions[split]
             asked = records_max - len(parts)
-            read = opened.read(asked)
+            read = self._opening.read(opened, start, asked)
             self._quiet.discard(split)
             if len(read) < asked and not opened.ended:
                 self._quiet.add(split)
@@ -240,7 +286,7 @@ class SplitsReader:
 
     def _open(self, split: int) -> OpenSplit:
         if split not in self._opened:
-            self._opened[split] = self._open_split(self._positions[split])
+            self._opened[split] = self._opening.open(self._positions[split])
         return self._opened[split]
 
     def positions(self) -> tuple[SourceOffset, ...]:
@@ -273,20 +319,20 @@ class SplitsReader:
 class SplitRange:
     """The `SplitReader` of a range."""
 
-    def __init__(self, context: RangeContext, open_split: OpensSplit) -> None:
+    def __init__(self, context: RangeContext, open_split: OpensSplit, *, grows: bool) -> None:
+        """*grows*: see `SplitSource`."""
         self._position, self._end, self._to_end = context.start, context.end, context.to_end
-        self._open_split, self._opened = open_split, None
-
-    _opened: OpenSplit | None
+        self._opening = _Opening(open_split, grows=grows)
+        self._opened: OpenSplit | None = None
 
     def read(self, records_max: int) -> list[SplitRecord]:
         start = self._position
         if start.ended or start.offset >= self._end:
             return []
         if self._opened is None:
-            self._opened = self._open_split(start)
+            self._opened = self._opening.open(start)
         opened = self._opened
-        parts = list(opened.read(min(records_max, self._end - start.offset)))
+        parts = list(self._opening.read(opened, start, min(records_max, self._end - start.offset)))
         if not parts and not self._to_end:
             require_reached(msgspec.structs.replace(start, offset=self._end), opened.name, start.offset)
         self._position = _after(start, opened, len(parts))
@@ -309,6 +355,12 @@ class NamedSplits:
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         there = dict.fromkeys(self._find())
+        for identity in there:
+            if not isinstance(identity, str):
+                raise ConfigError(
+                    f"The code of source {self._source!r} is wrong: find_splits() gives {identity!r:.100}, and the "
+                    f"identity of a split is text. Give str(...) of it."
+                )
         for position in known:
             if position.identity not in there and not position.ended:
                 read = f"{self._place} split {position.identity!r} up to record {position.offset}"
@@ -385,11 +437,11 @@ class SplitSource(Source[T_co]):
         return SplitsReader(context, self.open_split, endless=self.endless, grows=self.grows)
 
     def open_range(self, context: RangeContext) -> SplitRange:
-        return SplitRange(context, self.open_split)
+        return SplitRange(context, self.open_split, grows=self.grows)
 
     def decoder(self) -> SplitDecoder:
         """The decoder of the records of both readers. By default parts are bytes, which the codec of `type` decodes."""
-        name = schema.type_name(self.type)
+        name = shape.type_name(self.type)
         return SplitDecoder(
             codec_for(self.type).decode, bytes, lambda part, error: f"the record is not {name}: {error}"
         )
@@ -407,7 +459,7 @@ class SplitSource(Source[T_co]):
 
     def describe(self) -> dict[str, Any]:
         """The class, the place and the type. Override it where more belongs to the identity, say a query."""
-        value = schema.describe(self.type)
+        value = shape.describe(self.type)
         return {"source": type(self).__name__, "place": self.place, "value": value, **self.describe_time()}
 
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange, SplitSource
-from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
+from exactlyonce.pipeline.shape import SCALARS, Field, Form, describe, record_fields, shape_of, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -30,21 +29,10 @@ Key = tuple[str, ...]
 """The values of the key's columns, as text."""
 PAGE_ROWS = 2_000
 """The rows of one query."""
-Kinds = frozenset[type[inspect.Type]]
-"""Kinds of fields."""
-TEXTS: Kinds = frozenset({
-    inspect.StrType, inspect.DecimalType, inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType,
-    inspect.DateTimeType, inspect.DateType, inspect.TimeType, inspect.TimeDeltaType, inspect.UUIDType,
-})  # fmt: skip
-"""Those that a text may stand for."""
-NUMBERS: Kinds = frozenset({inspect.IntType, inspect.FloatType, inspect.DecimalType})
-DOCUMENTS: Kinds = frozenset({
-    inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType, inspect.DictType,
-    inspect.ListType, inspect.VarTupleType, inspect.TupleType, inspect.SetType, inspect.FrozenSetType,
-})  # fmt: skip
-_JUDGED = TEXTS | NUMBERS | DOCUMENTS | {inspect.BoolType}
-"""All others, as an Enum, may take whatever a column has."""
-_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
+NUMBERS = frozenset({Form.INT, Form.FLOAT, Form.DECIMAL})
+TEXTS = SCALARS - {Form.BOOL, Form.INT, Form.FLOAT}
+"""The forms that a text may stand for."""
+DOCUMENTS = frozenset({Form.RECORD, Form.DICT, Form.LIST, Form.TUPLE, Form.SET})
 
 
 class TableSplit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,12 +127,10 @@ def last_read(position: SourceOffset) -> Key | None:
     return TableSplit.parse(position.topic_id).after
 
 
-def columns_of(type_: Any) -> dict[str, inspect.Field]:
+def columns_of(type_: Any) -> dict[str, Field]:
     """The columns that the fields of *type_* are read from; empty if it is no type of a row."""
-    info = inspect.type_info(type_)
-    if not isinstance(info, _RECORDS) or getattr(info, "array_like", False):
-        return {}
-    return {field.encode_name: field for field in info.fields}
+    fields = record_fields(type_)
+    return {} if fields and shape_of(type_).is_array else {field.name: field for field in fields}
 
 
 def key_problems(
@@ -161,26 +147,27 @@ def key_problems(
             yield f"its column {column!r} of the key is {types[column]}, and may be one of {', '.join(sorted(taken))}"
 
 
-def kinds_of(field: inspect.Field) -> Kinds:
-    """The kinds of a field, without None."""
-    return frozenset(map(type, getattr(field.type, "types", (field.type,)))) - {inspect.NoneType}
+def forms_of(field: Field) -> frozenset[Form]:
+    """The forms of a field, without None."""
+    return frozenset(member.form for member in field.shape.members) - {Form.NULL}
 
 
 def field_problems(
-    columns: Mapping[str, inspect.Field], types: Mapping[str, str], taken: Mapping[str, Kinds]
+    columns: Mapping[str, Field], types: Mapping[str, str], taken: Mapping[str, frozenset[Form]]
 ) -> Iterator[str]:
     """The fields of the record's type that the table lacks, or whose values its columns never have.
 
-    *types*: of the table's columns, of which *taken* has the kinds of fields that take their values, if it is known.
+    *types*: of the table's columns, of which *taken* has the forms of fields that take their values, if it is known. An
+    Enum, say, may take whatever a column has.
     """
     for name, field in columns.items():
         if name not in types:
             if field.required:
                 yield f"it has no column {name!r}, which the record's type has, without a default"
             continue
-        kinds = kinds_of(field)
-        if kinds and kinds <= _JUDGED and not kinds & taken.get(types[name], kinds):
-            shown = " | ".join(sorted(kind.__name__.removesuffix("Type").lower() for kind in kinds))
+        forms = forms_of(field)
+        if forms and forms <= SCALARS | DOCUMENTS and not forms & taken.get(types[name], forms):
+            shown = " | ".join(sorted(form.value for form in forms))
             yield f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
 
 
@@ -241,7 +228,7 @@ class TableSource(SplitSource[T_co]):
         )
 
     def decoder(self) -> SplitDecoder:
-        name = schema.type_name(self.value)
+        name = type_name(self.value)
         return SplitDecoder(self._decode(), self._as_json, lambda part, error: f"the row is not {name}: {error}")
 
     @abstractmethod
@@ -269,10 +256,10 @@ class TableSource(SplitSource[T_co]):
         if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
             yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
         if not columns_of(self.value):
-            yield f"value={schema.type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
+            yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
 
     def describe(self) -> dict[str, Any]:
         """The table without its database; how many splits there are is noted in checkpoints."""
-        value = schema.describe(self.value)
+        value = describe(self.value)
         key = list(self.key_columns)
         return {"source": self.kind, "place": self.place, "key": key, "value": value, **self.describe_time()}

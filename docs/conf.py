@@ -2,7 +2,7 @@
 
 The pages are those of the repository, which also reads as it is. The navigation is that of index.md: a heading, and the
 pages that its table links to. The search leaves out the pages of its last section, and the design notes. The reference
-of the Python API is made here, from the docstrings.
+of the Python API and the help of the commands are made here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from generate import command_line
 from python_api import reference
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +27,7 @@ EVIDENCE = {
     for link in re.findall(r"\]\(([\w./-]+)\.md\)", (ROOT / "docs/index.md").read_text().rpartition("\n## ")[2])
 }
 """Pages of the last section, for contributors: no user searches for them."""
-PYTHON_API = "docs/python"
+PYTHON_API, COMMAND_LINE = "docs/python", "docs/cli"
 
 project = html_title = "exactlyonce"
 extensions = ["myst_parser"]
@@ -49,7 +50,7 @@ def setup(app: Sphinx) -> None:
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add what only the site has: the navigation, the Python API; a folder is no link there."""
+    """Add what only the site has: the navigation, the Python API, the help of commands. A folder is no link there."""
     text = re.sub(r"\[([^\]]+)\]\([\w./-]+/\)", r"\1", source[0])
     if page.startswith("docs/design/") or page in EVIDENCE:
         text = f"---\nnosearch: true\n---\n{text}"
@@ -58,6 +59,8 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
         text = re.sub(r"\[[\w./-]+\.md\](?=\()", "[]", text)  # the title in place of the file's name
     if page == PYTHON_API:
         text += reference()
+    if page == COMMAND_LINE:
+        text = command_line(text)
     source[0] = text
 
 

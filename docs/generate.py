@@ -1,5 +1,5 @@
-"""Writes what repeats the declarations: help in cli.md, tables of settings.md, comparison.md and metrics.md, and the
-types of keyword arguments in pipeline/running.py.
+"""Writes what repeats the declarations: tables of settings.md, comparison.md and metrics.md, and the types of keyword
+arguments in pipeline/running.py. The site alone has the help of each command in cli.md.
 
 `python docs/generate.py` writes these files. The text around, and the last column of the tables of settings, are
 written by hand; a setting without a row is an error.
@@ -48,14 +48,17 @@ def commands(command: ArgumentParser, words: str = "") -> Iterator[tuple[str, Ar
 
 
 def command_line(page: str) -> str:
-    """cli.md with the help of today; KeyError for a command that there is not, ValueError for one that is left out."""
+    """cli.md with the help of each command, as the site has it.
+
+    KeyError for a command that there is not, ValueError for one that is left out.
+    """
     os.environ["COLUMNS"] = COLUMNS
     helps = {words: command.format_help() for words, command in commands(parser())}
 
     def block(match: re.Match[str]) -> str:
         return f"```text\n$ exactlyonce {match[1]}--help\n{helps.pop(match[1].strip())}```\n"
 
-    page = re.sub(r"```text\n\$ exactlyonce (.*?)--help\n.*?```\n", block, page, flags=re.DOTALL)
+    page = re.sub(r"```text\n\$ exactlyonce (.*?)--help\n```\n", block, page)
     if helps:
         raise ValueError(f"{COMMAND_LINE.name} has no block for: {', '.join(helps)}")
     return page
@@ -153,7 +156,6 @@ def _default(each: Declared) -> str:
 
 if __name__ == "__main__":
     RUNNING.write_text(keywords(RUNNING.read_text()))
-    COMMAND_LINE.write_text(command_line(COMMAND_LINE.read_text()))
     SETTINGS.write_text(settings(SETTINGS.read_text()))
     COMPARISON.write_text(flink(COMPARISON.read_text()))
     METRICS_PAGE.write_text(metrics(METRICS_PAGE.read_text()))

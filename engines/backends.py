@@ -6,7 +6,7 @@ from exactlyonce.engines.options import ROCKSDB, StateSettings
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.state.backend import StateBackend
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
 
 
 def in_memory() -> StateBackend:

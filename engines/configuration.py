@@ -89,7 +89,10 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
     known = {table: [*settings] for table, settings in TABLES.items()}
     known["restart"] = ["strategy", *(name.removesuffix("_ms") for name in _RESTART)]
     for table, content in file.items():
-        if table not in (*known, "kafka") or not isinstance(content, dict):
+        is_table = isinstance(content, dict)
+        if table not in (*known, "kafka") and not is_table:
+            raise ConfigError(f"{path}: {table!r} is in no table. {_meant(table, 'run', known)}")
+        if table not in (*known, "kafka") or not is_table:
             near = nearest(table, known)
             raise ConfigError(
                 f"{path}: there is no table [{table}]. {f'Did you mean [{near}]? ' if near else ''}Tables are: [run], "
@@ -107,6 +110,8 @@ def _meant(key: str, table: str, known: Mapping[str, list[str]]) -> str:
     other, name = keywords.get(key) or next(((other, key) for other, keys in known.items() if key in keys), ("", ""))
     if other:
         return f"Write it in [{other}], as {name}."
+    if key.replace("_", ".") == "bootstrap.servers":
+        return 'Write it in [kafka], as "bootstrap.servers".'
     near = nearest(key, known[table])
     return f"Did you mean {near}?" if near else f"It has: {', '.join(known[table])}."
 

@@ -20,29 +20,26 @@ from typing import Any, Protocol, TypeVar
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
+from exactlyonce.checkpoint.kept_blocks import Retention
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S, Leader
-from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
-from exactlyonce.checkpoint.records.committable import Committable, TransactionalId
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import Committable, Finalized, Manifest, Repair, TopicInfo, TransactionalId
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Procedure, R, drive
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
+from exactlyonce.checkpoint.requests import EndAnswer, Fate, Procedure, R, drive
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import HELD, Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace
-from exactlyonce.engines.blocks import block_storage, references_or_why
+from exactlyonce.engines.blocks import Removals, block_storage, references_or_why
 from exactlyonce.engines.processes import this_process
-from exactlyonce.engines.surroundings.removals import Removals
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.kafka.copying import copy_transaction
 
 TIMEOUT_MS = 30_000
 """The time that a question about transactions waits for a broker that is away."""
@@ -59,7 +56,9 @@ NO_REPLAY = "the run was told to halt instead (--repair halt)."
 NOTED_INTERVAL_S = 30.0
 
 
-def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R], interval_s: float | None = None) -> R:
+def with_heartbeat(
+    beat: Callable[[], None], work: Callable[[Callable[[], None]], R], interval_s: float | None = None
+) -> R:
     """Do *work*, which may take long, while another thread repeats *beat*. *work* must not ask the leader.
 
     *interval_s* lies between two beats; None: that of the leader's upkeep.
@@ -108,7 +107,7 @@ _LANES: dict[type, _Lane] = {
     ask.LookOnce: _Lane.LOOKS,
     ask.FirstOffsets: _Lane.BLOCKS,
     ask.LookAtTopics: _Lane.TOPICS,
-    ask.GoOnFrom: _Lane.TOPICS,
+    ask.SetPosition: _Lane.TOPICS,
 }
 """All others ask about the sinks' transactions, are never asked together with another, or ask nobody."""
 
@@ -182,14 +181,14 @@ class Performer:
             case ask.Look(committable):
                 return self._fate(committable)
             case ask.CopyTransaction(committable, name):
-                copied = beside(self.beat, lambda _: self._copied(committable, name))
+                copied = with_heartbeat(self.beat, lambda _: self._copied(committable, name))
                 hit("repair-copied")
                 return copied
             case ask.ReplayTransaction(manifest, lost, name):
                 replay = self.replay
                 if isinstance(replay, str):
                     return replay
-                replayed = beside(self.beat, lambda _: replay(manifest, lost, name))
+                replayed = with_heartbeat(self.beat, lambda _: replay(manifest, lost, name))
                 hit("repair-replayed")
                 return replayed
         return self.log(request)

@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN, Checkpoi
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.positions import UNTIL
 from exactlyonce.pipeline.settings import (
     CHOICE,
     COUNT,
@@ -183,7 +184,7 @@ class RunOptions:
     parallelism: int = _declare(1, Setting(COUNT, "worker processes", minimum=1, flink="`parallelism.default`"))
     until: str = _declare("running", Setting(
         CHOICE, "running: until it is stopped; latest: process what is there, take a last checkpoint and end",
-        choices=("running", "latest"),
+        choices=UNTIL.forms, reader=lambda text: str(UNTIL.read(text)),
     ))  # fmt: skip
     drain: bool = _declare(False, Setting(
         FLAG, "with until latest: at the end, close all windows; later records of them are late then",

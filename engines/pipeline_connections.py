@@ -15,9 +15,9 @@ from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
+from exactlyonce.checkpoint.kept_blocks import BlockRetention, when_given_up
 from exactlyonce.checkpoint.leader import UNTOLD
 from exactlyonce.checkpoint.leader_config import LeaderConfig
-from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     HISTORY,
@@ -26,12 +26,11 @@ from exactlyonce.checkpoint.records.manifest import (
     Finalized,
     Manifest,
     RecordPlace,
+    TopicInfo,
     read_before,
 )
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import DELETE
-from exactlyonce.checkpoint.succession import AnotherLeads, Succession
-from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.checkpoint.succession import AnotherLeads, Succession, last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
@@ -40,15 +39,16 @@ from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.connections import NO_REPLAY, Connections, beside
+from exactlyonce.engines.connections import NO_REPLAY, Connections, with_heartbeat
+from exactlyonce.engines.external_checks.preflight import PipelineTopics, check_services
+from exactlyonce.engines.external_checks.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.pipeline_resources import erase_condemned
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.processes import is_known_dead
-from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
+from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.savepoints.fitting import RestoreTarget, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.engines.surroundings.preflight import PipelineTopics, check_services
-from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
-from exactlyonce.engines.traces import erase_condemned
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
@@ -78,13 +78,13 @@ class PipelineConnections(Connections):
         self._plan, self._options, self._step = plan, options, step
         self._without_output = without_output
         self._reference, self._units, self._succession, self._asks = reference, units, succession, asks
-        self.surroundings = self.keep(
+        self.pipeline_topics = self.keep(
             PipelineTopics(
                 self.topics, plan.graph, plan.parallelism, note, bounded=options.until == "latest",
                 accepted=options.accept_new_output, partitioner=options.client.settings.get(SETTING),
             )
         )  # fmt: skip
-        self.known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
+        self.known_blocks = BlockRetention(options.checkpoint, staging=stages(plan.graph))
         self.transaction_timeout_ms = 0
         """The timeout of the sinks' transactions; known after `look`."""
         self._storages: Storages
@@ -139,7 +139,7 @@ class PipelineConnections(Connections):
             self._restoring.judge(self.log.history)
         manifest = self.drive(self.leader.recover())
         # recovery has found the splits
-        self.skips = tuple(self.surroundings.inputs.settled(manifest, self._options.skip, self.note))
+        self.skips = tuple(self.pipeline_topics.inputs.settled(manifest, self._options.skip, self.note))
         self.leader.config = replace(self.leader.config, skips=self.skips)
         return manifest
 
@@ -152,7 +152,7 @@ class PipelineConnections(Connections):
 
     def _note_other_writers(self) -> None:
         """Note each output that begins in a topic whose keys another partitioner has put into their partitions."""
-        outputs = self.surroundings.outputs
+        outputs = self.pipeline_topics.outputs
         for id in sorted(outputs.begun):
             topic, chosen = outputs.described[outputs.sinks[id].topic], outputs.partitioners[id]
             if other := other_partitioner(self.topics, topic, chosen):
@@ -166,10 +166,10 @@ class PipelineConnections(Connections):
         """Look at topics, stores and decisions, delete condemned checkpoints, and refuse what cannot work. Nothing is
         fenced or written yet. `recover` begins with it, unless it was done."""
         options = self._options
-        self.surroundings.look_at_inputs()
-        self.surroundings.inputs.require_read(options.skip)
+        self.pipeline_topics.look_at_inputs()
+        self.pipeline_topics.inputs.require_read(options.skip)
         self.transaction_timeout_ms = options.checkpoint.transaction_timeout_for(self.transactions.max_timeout_ms())
-        self.surroundings.look_at_outputs()
+        self.pipeline_topics.look_at_outputs()
         topic, history = self._prepared()
         if history.condemned:
             self.note("the last run was cancelled, and its checkpoints are deleted as configured: this run begins anew")
@@ -188,7 +188,7 @@ class PipelineConnections(Connections):
         )  # fmt: skip
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
-        self.answers += [self.surroundings, self.keep(BackgroundStores(stores)), self._answer_own]
+        self.answers += [self.pipeline_topics, self.keep(BackgroundStores(stores)), self._answer_own]
         stores.check(self._asks)
         check_services(self._plan.graph)
         self._restoring = self._savepoint_to_restore(history)
@@ -241,9 +241,9 @@ class PipelineConnections(Connections):
         asked, plan = self._options.restoration, self._plan
         if asked is None:
             return None
-        around = Surroundings(
+        around = RestoreTarget(
             graph=plan.graph,
-            inputs=self.surroundings.inputs,
+            inputs=self.pipeline_topics.inputs,
             cluster_id=self.transactions.cluster_id(),
             parallelism=plan.parallelism,
             storages=self._storages,
@@ -252,7 +252,7 @@ class PipelineConnections(Connections):
             drops_fields=self._options.allow_dropped_fields,
         )
         restoring = Restoring(asked, around, history)
-        self.surroundings.restored = restoring.manifest
+        self.pipeline_topics.restored = restoring.manifest
         return restoring
 
     def _config(self, stores: PipelineStores) -> LeaderConfig:
@@ -272,16 +272,35 @@ class PipelineConnections(Connections):
             restores=self._restoring.origin if self._restoring is not None else "",
             dead_letter_limits=graph.dead_letter_limits,
             max_late=self._options.max_late,
+            without_output=self._without_output,
         )
 
     def _answer_own(self, request: ask.Request) -> Any:
         match request:
             case ask.RestoreSavepoint(checkpoint, incarnation):
                 assert self._restoring is not None, "a savepoint was found"
-                return beside(self._beat, partial(self._restoring.write, checkpoint, incarnation))
+                return with_heartbeat(self._beat, partial(self._restoring.write, checkpoint, incarnation))
             case ask.Appended(records) if any(isinstance(record, Finalized) for record in records):
                 self._replays.close()  # nothing of the checkpoint is replayed any more
         return NotImplemented
+
+    def task_spec(self, attempt: int, manifest: Manifest) -> TaskSpec:
+        """The tasks that *attempt* begins from *manifest*."""
+        options, outputs = self._options, self.pipeline_topics.outputs
+        return TaskSpec(
+            reference=self._reference,
+            parallelism=self._plan.parallelism,
+            incarnation=self.leader.incarnation.incarnation,
+            attempt=attempt,
+            manifest=manifest,
+            topic=self.log.topic,
+            storage=options.checkpoint.storage,
+            drops_fields=options.allow_dropped_fields,
+            skips=self.skips,
+            incremental=options.checkpoint.incremental,
+            output_partitions=outputs.partitions,
+            partitioners=outputs.partitioners,
+        )
 
     def publish_offsets(self) -> None:
         """Publish Sn as group offsets in the cluster of each source, for tools that show lag. Nothing reads them
@@ -292,7 +311,7 @@ class PipelineConnections(Connections):
     @cached_property
     def _groups(self) -> list[GroupOffsets]:
         """One for each cluster."""
-        inputs = self.surroundings.inputs
+        inputs = self.pipeline_topics.inputs
         reads_own = inputs.patterns or inputs.read(elsewhere=False)
         own = [GroupOffsets(self.client, self.pipeline, self.note)] if reads_own else []
         others = (

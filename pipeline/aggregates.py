@@ -18,12 +18,12 @@ from operator import add, attrgetter, itemgetter, pos
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
-from msgspec import inspect
 
-from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline import functions, hints
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import explained_key
+from exactlyonce.pipeline.shape import UnsupportedType, record_fields, shape_of, type_name
 from exactlyonce.pipeline.sketches import Buckets, DDSketch, HyperLogLog, Registers
 
 if TYPE_CHECKING:
@@ -117,15 +117,11 @@ def _value(of: Any, given: Any, record: Any, names: Mapping[str, Any]) -> _Value
 def _field(name: str, given: Any, record: Any) -> _Value:
     if record is UNKNOWN:
         raise Misuse(f"the type of the records is unknown, so they have no known field {name!r}: give a function")
-    try:
-        info: Any = inspect.type_info(record)
-    except (TypeError, NameError):
-        info = None
-    fields = {field.name: field for field in getattr(info, "fields", ())}
+    fields = [field.attribute for field in record_fields(record)]
     if name not in fields:
         known = f"its fields are {', '.join(fields)}" if fields else "it has no fields"
-        raise Misuse(f"{schema.type_name(record)} has no field {name!r}: {known}")
-    get: Any = itemgetter(name) if isinstance(info, inspect.TypedDictType) else attrgetter(name)
+        raise Misuse(f"{type_name(record)} has no field {name!r}: {known}")
+    get: Any = itemgetter(name) if shape_of(record).is_mapping else attrgetter(name)
     return _Value(get, _field_type(record, name) if given is None else given)
 
 
@@ -205,7 +201,7 @@ class Mean(_OfValues[T, V]):
         get, type_ = _value(self.value, self.type, record, names)
         type_ = _summed(type_, "Mean")
         if type_ not in (Decimal, timedelta) and not _numeric(type_):
-            raise Misuse(f"Mean is of numbers or timedeltas, and these values are {schema.type_name(type_)}")
+            raise Misuse(f"Mean is of numbers or timedeltas, and these values are {type_name(type_)}")
         adding = _adding(type_)
         add, plus, total = adding.of(get), adding.merge, adding.result or (lambda state: state)
 
@@ -227,7 +223,7 @@ def _summed(type_: Any, aggregate: str) -> Any:
     if type_ is UNKNOWN:
         return int | float
     if unordered := [member for member in hints.members(type_) if member in (str, bytes, list, tuple, datetime, date)]:
-        name = schema.type_name(unordered[0])
+        name = type_name(unordered[0])
         raise Misuse(f"{aggregate} is of numbers or timedeltas, added up in any order, and these values are {name}")
     return int if type_ is bool else type_
 
@@ -235,7 +231,7 @@ def _summed(type_: Any, aggregate: str) -> Any:
 def _refuse_none(type_: Any, aggregate: str) -> None:
     if hints.admits_none(type_):
         raise Misuse(
-            f"{aggregate} is of values that may be None ({schema.type_name(type_)}): give a function that says what "
+            f"{aggregate} is of values that may be None ({type_name(type_)}): give a function that says what "
             f"None counts as, or filter such records"
         )
 
@@ -370,7 +366,7 @@ def _ordered(value: _Value, aggregate: str) -> _Value:
     for member in hints.members(type_):
         if isinstance(member, type) and member is not Any and _less(member) is _less(object):
             raise Misuse(
-                f"{aggregate} is of values with an order, and {schema.type_name(member)} has none: give a function of "
+                f"{aggregate} is of values with an order, and {type_name(member)} has none: give a function of "
                 f"the record that returns one that has, as a number"
             )
     if type_ is not UNKNOWN and float not in hints.members(type_):
@@ -548,7 +544,7 @@ class Percentiles(_OfValues[T, list[float]]):
         get, type_ = _value(self.value, None, record, names)
         _refuse_none(type_, "Percentiles")
         if type_ is not UNKNOWN and not _numeric(type_):
-            raise Misuse(f"Percentiles is of int or float, and these values are {schema.type_name(type_)}")
+            raise Misuse(f"Percentiles is of int or float, and these values are {type_name(type_)}")
         if not self.percents or not all(0 <= percent <= 100 for percent in self.percents):
             raise Misuse(f"Percentiles(..., {self.percents!r}): give a list of numbers from 0 to 100, as [50, 99.9]")
         sketch = DDSketch(_in_bounds(self.error, "Percentiles", 0.0005))
@@ -665,12 +661,12 @@ _OPTIONS = ("id", "aggregate", "late", "lateness", "early")
 
 def _check_fields(class_: Any, values: Mapping[str, Any]) -> None:
     """Raise `Misuse` unless the fields of *class_* can hold *values*, types by field."""
-    name = schema.type_name(class_)
+    name = type_name(class_)
     try:
-        info = inspect.type_info(class_) if isinstance(class_, type) else None
-    except (TypeError, NameError) as error:
-        raise Misuse(f"{name} cannot be encoded: {error}") from None
-    known = {field.name: field for field in getattr(info, "fields", ())}
+        fields = shape_of(class_).fields if isinstance(class_, type) else ()
+    except UnsupportedType as error:
+        raise Misuse(str(error)) from None
+    known = {field.attribute: field for field in fields}
     if not known:
         raise Misuse(
             f'expected an aggregate, as Count(), {{"name": Count(), ...}}, or a class with a field for each, as a '
@@ -678,7 +674,7 @@ def _check_fields(class_: Any, values: Mapping[str, Any]) -> None:
         )
     if taken := [field for field in known if field in _OPTIONS]:
         raise Misuse(f"{name}.{taken[0]} has the name of an option of aggregate(): rename the field")
-    if missing := [field.name for field in known.values() if field.required and field.name not in values]:
+    if missing := [name for name, field in known.items() if field.required and name not in values]:
         raise Misuse(f"{name} needs {', '.join(missing)}: give an aggregate for each field, as {missing[0]}=Count()")
     if foreign := [field for field in values if field not in known]:
         raise Misuse(f"{name} has no field {foreign[0]!r}: its fields are {', '.join(known)}")
@@ -686,8 +682,8 @@ def _check_fields(class_: Any, values: Mapping[str, Any]) -> None:
     for field, given in values.items():
         if not _holds(declared := types.get(field, UNKNOWN), given):
             raise Misuse(
-                f"{name}.{field} is {schema.type_name(declared)}, and its aggregate gives {schema.type_name(given)}: "
-                f"declare the field so, or give an aggregate of a function that returns {schema.type_name(declared)}"
+                f"{name}.{field} is {type_name(declared)}, and its aggregate gives {type_name(given)}: "
+                f"declare the field so, or give an aggregate of a function that returns {type_name(declared)}"
             )
     try:
         signature(class_).bind(**values)

@@ -1,4 +1,4 @@
-"""Avro by fastavro: one record per value, without the container's header; a type as an Avro schema, and the reverse."""
+"""Avro by fastavro: one record per value, without the container's header; a type as an Avro schema."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import fastavro
 import msgspec
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
-from msgspec import inspect
 
 from exactlyonce.pipeline.avro_plain import compiled
 from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
-from exactlyonce.pipeline.schema import UnsupportedType, type_name
+from exactlyonce.pipeline.shape import Field, Form, Shape, UnsupportedType, shape_of, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -37,16 +36,15 @@ _WRONG_SCHEMA = (
     ValueError,
 )
 """The exceptions of msgspec and fastavro for an invalid schema."""
-_SCALARS: dict[type[inspect.Type], Any] = {
-    inspect.NoneType: "null",
-    inspect.BoolType: "boolean",
-    inspect.IntType: "long",
-    inspect.FloatType: "double",
-    inspect.StrType: "string",
-    inspect.BytesType: "bytes",
-    inspect.DateType: {"type": "int", "logicalType": "date"},
-    inspect.TimeType: {"type": "long", "logicalType": "time-micros"},
-    inspect.UUIDType: {"type": "string", "logicalType": "uuid"},
+_SCALARS: Mapping[Form, Any] = {
+    Form.NULL: "null",
+    Form.BOOL: "boolean",
+    Form.INT: "long",
+    Form.FLOAT: "double",
+    Form.STR: "string",
+    Form.DATE: {"type": "int", "logicalType": "date"},
+    Form.TIME: {"type": "long", "logicalType": "time-micros"},
+    Form.UUID: {"type": "string", "logicalType": "uuid"},
 }
 
 
@@ -85,15 +83,12 @@ class AvroCodec(SchemaCodec[T]):
         header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
         to_builtins, convert = msgspec.to_builtins, msgspec.convert
 
-        def write(value: T, *, strict: bool = False) -> bytes:
+        def write(value: T) -> bytes:
             plain = to_builtins(value, builtin_types=FASTAVRO_TYPES)
-            written = _written(plain, parsed, strict=strict)
+            written = _written(plain, parsed)
             if narrow:
                 _require_valid(plain, parsed)
             return header + written
-
-        def encode_strictly(value: T) -> bytes:
-            return write(value, strict=True)
 
         def decode(data: bytes) -> T:
             if not data.startswith(header):
@@ -111,21 +106,10 @@ class AvroCodec(SchemaCodec[T]):
 
             return resolve
 
-        self.encode_strictly = encode_strictly
-        """As `encode`; ValueError for a field that the schema lacks."""
         self.decoder_from = decoder_from
         """The decoder of values of another schema, without a schema id, by Avro's resolution."""
         fast = compiled(type_, parsed, header, write, decode)
         super().__init__("avro", type_, *(fast or (write, decode)))
-
-    @property
-    def dropped(self) -> list[str]:
-        """The fields of the schema that the type lacks: they are read, and not written again."""
-        info = inspect.type_info(self.type)
-        if not isinstance(info, inspect.StructType | inspect.DataclassType) or not isinstance(self.schema, dict):
-            return []
-        taken = {field.encode_name for field in info.fields} | {getattr(info, "tag_field", None)}
-        return [field["name"] for field in self.schema.get("fields", []) if field["name"] not in taken]
 
     @property
     def published(self) -> PublishedSchema:
@@ -206,11 +190,11 @@ def _as_stored(schema: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(schema))
 
 
-def _written(value: Any, schema: Any, *, strict: bool = False) -> bytes:
-    """*value* by *schema*; *strict*: with all its fields. Raises TypeError or ValueError if it does not fit."""
+def _written(value: Any, schema: Any) -> bytes:
+    """*value* by *schema*. Raises TypeError or ValueError if it does not fit."""
     out = BytesIO()
     try:
-        fastavro.schemaless_writer(out, schema, value, strict_allow_default=strict, disable_tuple_notation=True)
+        fastavro.schemaless_writer(out, schema, value, disable_tuple_notation=True)
     except (ArithmeticError, AttributeError, LookupError) as error:
         raise ValueError(f"it does not fit the schema: {error}") from None
     return out.getvalue()
@@ -253,23 +237,6 @@ def _read(data: bytes, writer: Any, reader: Any = None) -> Any:
     return read
 
 
-def avro_of(noted: Any) -> Any:
-    """The Avro schema in a `VersionedState.schema`; None: the state is kept by its type."""
-    return noted.get("avro") if isinstance(noted, dict) else None
-
-
-def as_msgpack(schema: Any) -> Callable[[bytes], bytes]:
-    """A converter of Avro values to msgpack that does not know their type. It raises ValueError."""
-    writer = fastavro.parse_schema(schema)
-    return lambda data: msgspec.msgpack.encode(_read(data, writer))
-
-
-def plain_values(schema: Any) -> Callable[[bytes], Any]:
-    """A decoder of Avro values that does not know their type: it gives msgpack's plain values."""
-    to_msgpack, decode = as_msgpack(schema), msgspec.msgpack.Decoder().decode
-    return lambda data: decode(to_msgpack(data))
-
-
 def avro_schema(type_: Any) -> Any:
     """The Avro schema of a type. Raises `UnsupportedType` for a type without a single Avro form.
 
@@ -277,7 +244,7 @@ def avro_schema(type_: Any) -> Any:
     {'type': 'array', 'items': ['long', 'null']}
     """
     try:
-        return _schema(inspect.type_info(type_), set())
+        return _schema(shape_of(type_), set())
     except _NoForm as error:
         raise UnsupportedType(f"{type_name(type_)} has no Avro schema of its own, give one: {error}") from None
 
@@ -286,104 +253,48 @@ class _NoForm(Exception):
     """The message names the part of the type and the reason."""
 
 
-def _schema(info: inspect.Type, named: set[str]) -> Any:
-    if scalar := _SCALARS.get(type(info)):
-        return scalar
-    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
-        return _record(info, named)
-    if isinstance(info, inspect.UnionType):
-        return _union(info, named)
-    if isinstance(info, inspect.DictType) and isinstance(info.key_type, inspect.StrType):
-        return {"type": "map", "values": _schema(info.value_type, named)}
-    if isinstance(info, inspect.CollectionType):
-        return {"type": "array", "items": _schema(info.item_type, named)}
-    if isinstance(info, inspect.EnumType | inspect.LiteralType):
-        values = [member.value for member in info.cls] if isinstance(info, inspect.EnumType) else info.values
-        return "string" if isinstance(values[0], str) else "long"
-    if isinstance(info, inspect.Metadata):
-        return _schema(info.type, named)
-    if isinstance(info, inspect.DateTimeType) and info.tz is not None:
-        return {"type": "long", "logicalType": "timestamp-micros" if info.tz else "local-timestamp-micros"}
-    if isinstance(info, inspect.DateTimeType):
-        raise _NoForm("a datetime may have a time zone or none: make it Annotated[datetime, msgspec.Meta(tz=True)]")
-    raise _NoForm(f"{type(info).__name__.removesuffix('Type').lower()} could be written in several ways, or in none")
+def _schema(shape: Shape, named: set[str]) -> Any:
+    match shape.form:
+        case Form.RECORD:
+            return _record(shape, named)
+        case Form.UNION:
+            if sum(member.is_struct for member in shape.parts) > 1:
+                raise _NoForm("Avro would guess among several records in a union")
+            return [_schema(member, named) for member in shape.parts]
+        case Form.DICT if shape.parts[0].form is Form.STR:
+            return {"type": "map", "values": _schema(shape.parts[1], named)}
+        case Form.LIST | Form.SET:
+            return {"type": "array", "items": _schema(shape.parts[0], named)}
+        case Form.ENUM | Form.LITERAL:
+            return "string" if isinstance(shape.values[0], str) else "long"
+        case Form.BYTES if shape.type is bytes:
+            return "bytes"
+        case Form.DATETIME if shape.tz is not None:
+            return {"type": "long", "logicalType": "timestamp-micros" if shape.tz else "local-timestamp-micros"}
+        case Form.DATETIME:
+            raise _NoForm("a datetime may have a time zone or none: make it Annotated[datetime, msgspec.Meta(tz=True)]")
+        case form if form in _SCALARS:
+            return _SCALARS[form]
+    name = type_name(shape.type) if shape.form in (Form.BYTES, Form.OTHER) else shape.form.value
+    raise _NoForm(f"{name} could be written in several ways, or in none")
 
 
-def _union(info: inspect.UnionType, named: set[str]) -> Any:
-    if sum(isinstance(member, inspect.StructType) for member in info.types) > 1:
-        raise _NoForm("Avro would guess among several records in a union")
-    return [_schema(member, named) for member in info.types]
-
-
-def _record(info: Any, named: set[str]) -> Any:
-    name = re.sub(r"\W", "_", type_name(info.cls))
-    if getattr(info, "array_like", False):
-        raise _NoForm(f"{name} is array_like, and Avro's records have names")
+def _record(shape: Shape, named: set[str]) -> Any:
+    name = re.sub(r"\W", "_", type_name(shape.type))
+    if shape.is_array:
+        raise _NoForm(f"{name} is written by position, and Avro's records have names")
     if name in named:
         return name
     named.add(name)
-    tag = [] if getattr(info, "tag", None) is None else [{"name": info.tag_field, "type": "string"}]
-    return {"type": "record", "name": name, "fields": tag + [_field(field, named) for field in info.fields]}
+    tag = [] if shape.tag is None else [{"name": shape.tag[0], "type": "string"}]
+    return {"type": "record", "name": name, "fields": tag + [_field(field, named) for field in shape.fields]}
 
 
-def _field(field: inspect.Field, named: set[str]) -> dict[str, Any]:
-    schema = _schema(field.type, named)
+def _field(field: Field, named: set[str]) -> dict[str, Any]:
+    schema = _schema(field.shape, named)
     if isinstance(schema, list) and field.default is None:
         schema = ["null", *(member for member in schema if member != "null")]  # a default is of the first member
-    written = {"name": field.encode_name, "type": schema}
+    written = {"name": field.name, "type": schema}
     if field.default is None or (isinstance(field.default, bool | int | float | str) and not isinstance(schema, list)):
         written["default"] = field.default
     return written
-
-
-_DESCRIBED = {
-    "null": "null",
-    "boolean": "bool",
-    "int": "int",
-    "long": "int",
-    "float": "float",
-    "double": "float",
-    "string": "str",
-    "bytes": "bytes",
-    "fixed": "bytes",
-    "date": "date",
-    "time-millis": "time",
-    "time-micros": "time",
-    "timestamp-millis": "datetime",
-    "timestamp-micros": "datetime",
-    "local-timestamp-millis": "str",
-    "local-timestamp-micros": "str",
-    "decimal": "decimal",
-    "uuid": "uuid",
-}
-
-
-def as_plain_schema(schema: Any) -> Any:
-    """An Avro schema in the terms of `pipeline.schema`, of the values of `plain_values`.
-
-    >>> as_plain_schema({"type": "array", "items": ["null", "long"]})
-    {'list': {'union': ['null', 'int']}}
-    """
-    return _plain_schema(fastavro.parse_schema(schema), {})
-
-
-def _plain_schema(schema: Any, named: dict[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return {"union": [_plain_schema(member, named) for member in schema]}
-    if isinstance(schema, str):
-        return named.get(schema) or _DESCRIBED[schema]
-    kind = schema["type"]
-    if kind == "array":
-        return {"list": _plain_schema(schema["items"], named)}
-    if kind == "map":
-        return {"dict": ["str", _plain_schema(schema["values"], named)]}
-    if kind == "enum":
-        described: Any = {"enum": schema["name"], "values": schema["symbols"]}
-    elif kind in ("record", "error"):
-        named[schema["name"]] = described = {"record": schema["name"]}  # where it is met again
-        return described | {
-            "fields": [[field["name"], _plain_schema(field["type"], named)] for field in schema["fields"]]
-        }
-    else:
-        described = _DESCRIBED.get(schema.get("logicalType")) or _DESCRIBED[kind]
-    return named.setdefault(schema["name"], described) if "name" in schema else described

@@ -15,16 +15,17 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import inspect
 
-_KINDS: Mapping[type[inspect.Type], tuple[tuple[str, ...], type]] = {
-    inspect.IntType: (("long", "int"), int),
-    inspect.StrType: (("string",), str),
-    inspect.BytesType: (("bytes",), bytes),
-    inspect.BoolType: (("boolean",), bool),
-    inspect.FloatType: (("double",), float),
+from exactlyonce.pipeline.shape import Shape, UnsupportedType, shape_of
+
+_AVRO_TYPES: Mapping[Any, tuple[str, ...]] = {
+    int: ("long", "int"),
+    str: ("string",),
+    bytes: ("bytes",),
+    bool: ("boolean",),
+    float: ("double",),
 }
-"""The Avro types and the Python type of the kinds of fields."""
+"""By the class of a field's values."""
 _TABLE_BITS = 14
 _LONG_BYTES_MAX = 10
 """The last of them has one bit of the 64."""
@@ -67,32 +68,27 @@ def _fields(type_: Any, schema: Any) -> list[_Field] | None:
     ):
         return None
     try:
-        info: Any = inspect.type_info(type_)
-    except (NameError, TypeError):
+        shape = shape_of(type_)
+    except UnsupportedType:
         return None
-    config = type_.__struct_config__
-    if config.tag is not None or config.omit_defaults or config.array_like or not isinstance(schema, dict):
+    if shape.tag is not None or shape.is_array or any(field.is_omitted for field in shape.fields):
         return None
-    if schema.get("type") != "record":
+    if not isinstance(schema, dict) or schema.get("type") != "record":
         return None
-    if [field.encode_name for field in info.fields] != [field["name"] for field in schema["fields"]]:
+    if [field.name for field in shape.fields] != [field["name"] for field in schema["fields"]]:
         return None
-    fields = [_field(field.type, read["type"]) for field, read in zip(info.fields, schema["fields"], strict=True)]
+    fields = [_field(field.shape, read["type"]) for field, read in zip(shape.fields, schema["fields"], strict=True)]
     return [field for field in fields if field is not None] if None not in fields else None
 
 
-def _field(type_: inspect.Type, schema: Any) -> _Field | None:
+def _field(shape: Shape, schema: Any) -> _Field | None:
     null = None
-    if isinstance(type_, inspect.UnionType) and isinstance(schema, list) and len(schema) == 2 and "null" in schema:
-        rest = [member for member in type_.types if not isinstance(member, inspect.NoneType)]
-        if len(rest) != 1 or len(type_.types) != 2:
-            return None
+    if len(shape.members) == 2 and isinstance(schema, list) and len(schema) == 2 and "null" in schema:
         null = schema.index("null")
-        type_, schema = rest[0], schema[1 - null]
-    kinds, python = _KINDS.get(type(type_), ((), object))
-    if schema not in kinds or type_ != type(type_)():  # it has constraints
+        shape, schema = shape.without_none, schema[1 - null]
+    if schema not in _AVRO_TYPES.get(shape.type, ()) or shape.is_constrained:
         return None
-    return _Field(schema, python, null)
+    return _Field(schema, shape.type, null)
 
 
 def _is_positional(type_: Any) -> bool:

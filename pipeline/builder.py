@@ -6,23 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exactlyonce.pipeline import functions, hints, schema
+from exactlyonce.pipeline import functions, hints, shape
 from exactlyonce.pipeline.aggregates import Accumulator, Misuse
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.expiry import Expiry, entry_type
-from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.functions import Function, Output
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Join, Lookup, result_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
-from exactlyonce.pipeline.output import Output
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
-from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.source import Source, field_problems, time_of
+from exactlyonce.pipeline.timed import Expiry, entry_type
 from exactlyonce.pipeline.validation import Problem, check
 from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
 
@@ -154,12 +153,27 @@ class Builder:
 
     def add_loop(self, id: str, type_: Any, pause: Duration) -> Input:
         """Add a feedback node; `feed` sets its input."""
-        pause_ms = 0
+        return self.add(Kind.FEEDBACK, id, (), type=hints.known(type_), pause_ms=self._duration_ms(pause, "pause"))
+
+    def add_time(self, at: Any, disorder: Duration, id: str | None, origin: Input, on_error: Any) -> Input:
+        """Add an operator that gives records the event time *at*, as `EventTime.at`."""
+        type_ = self.type_of(origin)
+        if isinstance(at, str):
+            for problem in field_problems(at, type_):
+                self.problem(f"with_time: {problem}")
+            function = Function(call=time_of(at, type_), name=f"field {at!r}")
+        else:
+            function = self.read(at, ("record",))
+        disorder_ms = self._duration_ms(disorder, "disorder")
+        return self.add(Kind.WITH_TIME, id, (origin,), function, on_error, type=type_, disorder_ms=disorder_ms)
+
+    def _duration_ms(self, duration: Duration, name: str) -> int:
+        """The ms of *duration*, the argument *name*; 0, with a problem, if it is none."""
         try:
-            pause_ms = duration_ms(pause, "pause")
+            return duration_ms(duration, name)
         except ConfigError as error:
             self.problem(str(error))
-        return self.add(Kind.FEEDBACK, id, (), type=hints.known(type_), pause_ms=pause_ms)
+            return 0
 
     def feed(self, origin: Input, loop: Any) -> None:
         known = self.own(loop, "feed() of the records")
@@ -174,7 +188,7 @@ class Builder:
             fed = self.type_of(origin)
             foreign = [] if UNKNOWN in (fed, node.type) else set(hints.members(fed)) - set(hints.members(node.type))
             if foreign:
-                names = schema.type_name(fed), schema.type_name(node.type)
+                names = shape.type_name(fed), shape.type_name(node.type)
                 self.problem(f"loop {node.id!r} gets records of type {names[0]}, but is declared with {names[1]}")
             self._nodes[node.id] = replace(node, inputs=(origin,))
 
@@ -274,7 +288,7 @@ class Builder:
         inputs = left, left if other is None else other
         known = [key for origin in inputs if (key := self.key_type(origin)) is not UNKNOWN]
         if len({frozenset(hints.members(key)) for key in known}) > 1:
-            names = [*map(schema.type_name, known)]
+            names = [*map(shape.type_name, known)]
             self.problem(
                 f"the keys of the left side are {names[0]}, and those of the right one {names[1]}: none would ever be "
                 f"equal. Convert one of them in its key_by, or declare the key of a table by its source's key="
@@ -287,7 +301,7 @@ class Builder:
             return  # a problem of `sides`
         declared = hints.known(late.type)
         if UNKNOWN not in (record, declared) and {*hints.members(declared)} != {*hints.members(record)}:
-            names = schema.type_name(late.type), schema.type_name(record)
+            names = shape.type_name(late.type), shape.type_name(record)
             self.problem(
                 f"late records are {names[1]}, and {late.name!r} is declared with {names[0]}: give it {names[1]}"
             )
@@ -321,18 +335,22 @@ class Builder:
         return None
 
     def state_type(self, function: Function, given: Any, returned: Any) -> Any:
-        """The type of a key's state, without None: as given, or by the function's annotations. Or a codec."""
+        """The type of a key's state, without None: as given, or by the function's annotations."""
         if isinstance(given, Codec):
-            return given
+            self.problem(
+                f"state= is a codec, {given.name!r}, and a state is kept by its type, which may change by the names "
+                f"and defaults of its fields, or by migrations: give the type"
+            )
+            return given.type
         if given is not None:
             return hints.without_none(hints.known(given))
         taken = function.parameters[0] if function.parameters else UNKNOWN
         if taken is not UNKNOWN and not hints.admits_none(taken):
-            name = schema.type_name(taken)
+            name = shape.type_name(taken)
             self.problem(f"{function.name} takes state {name}, but a new key has None: make it {name} | None")
         stated = {hints.without_none(type_) for type_ in (taken, returned)} - {UNKNOWN}
         if len(stated) > 1:
-            names = " and ".join(sorted(map(schema.type_name, stated)))
+            names = " and ".join(sorted(map(shape.type_name, stated)))
             self.problem(f"{function.name} takes and returns state of two types, {names}: annotate one, or give state=")
         return stated.pop() if stated else UNKNOWN
 
@@ -344,13 +362,9 @@ class Builder:
             has_none = given is None and function.parameters[:1] == (type(None),)
             stated.add(type(None) if has_none else self.state_type(function, given, function.returns))
         if len(stated := stated - {UNKNOWN}) > 1:
-            names = " and ".join(sorted(map(schema.type_name, stated)))
+            names = " and ".join(sorted(map(shape.type_name, stated)))
             self.problem(f"{' and '.join(of.name for of in takers)} take state of two types, {names}: annotate one")
-        type_ = stated.pop() if stated else UNKNOWN
-        if isinstance(type_, Codec):
-            self.problem(f"state= is a codec, {type_.name!r}: give the type of the state")
-            return UNKNOWN
-        return type_
+        return stated.pop() if stated else UNKNOWN
 
     def _derived(self, stem: str) -> str:
         number = 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -39,9 +39,9 @@ class Codec(Generic[T]):
     def describe(self) -> dict[str, Any]:
         """The name and schema, as JSON values in manifests."""
         try:
-            described = schema.describe(self.type)
-        except schema.UnsupportedType:  # only this codec can describe the type
-            described = schema.type_name(self.type)
+            described = shape.describe(self.type)
+        except shape.UnsupportedType:  # only this codec can describe the type
+            described = shape.type_name(self.type)
         return {"codec": self.name, "schema": described}
 
 
@@ -53,7 +53,7 @@ class JsonCodec(Codec[T]):
     """
 
     def __init__(self, type_: TypeForm[T]) -> None:
-        described = msgspec.json.encode(schema.describe(type_))
+        described = msgspec.json.encode(shape.describe(type_))
         has_floats = b'"float"' in described or b'"any"' in described
         super().__init__("json", type_, _finite if has_floats else _encode_json, msgspec.json.Decoder(type_).decode)
 

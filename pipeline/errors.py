@@ -3,7 +3,7 @@
     ExactlyOnceError
     ├── UserError               what the user can fix; shown without a traceback
     │   ├── GraphError          the pipeline is wrong; raised while it is built
-    │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
+    │   │   └── UnsupportedType     pipeline.shape: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
     │   │   ├── NotAuthorized       connectors.kafka.errors: the principal lacks a right in Kafka
     │   │   ├── DeletedSavepoint    engines.savepoints.exported: it is deleted while it is read
@@ -13,8 +13,6 @@
     │   ├── BrokerUnavailable   no broker answers (retriable)
     │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
-    │   │   ├── NoSuchObject        connectors.postgres.refusals: an object of a statement does not exist
-    │   │   └── UnknownTransaction  connectors.mysql.refusals: the server does not know it, which proves nothing
     │   ├── StoreUnavailable    a store does not answer (retriable)
     │   │   └── LockHeld            connectors.postgres.refusals: another session holds a lock
     │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)
@@ -39,11 +37,11 @@
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     │   └── TooLarge            checkpoint.records.encoding: a record of the checkpoint topic is over its limit
     ├── SnapshotDeclined        state.errors: a snapshot cannot be taken now; a later checkpoint can
-    │   └── DiskFull                state.tiered.store: no room for local files; writes wait
-    ├── LocalFilesFailed        state.tiered.store: RocksDB failed on its files; the job restarts from blocks
+    │   └── DiskFull                state.rocksdb.store: no room for local files; writes wait
+    ├── LocalFilesFailed        state.rocksdb.store: RocksDB failed on its files; the job restarts from blocks
     ├── OpenFailed              engines.runtime.assembler: a user's open() raised; the job restarts
     ├── AnotherLeads            checkpoint.succession: another run leads; this one waits, and looks again
-    ├── NotAnswered             engines.asking: a run has not carried out a request
+    ├── NotAnswered             engines.run_requests: a run has not carried out a request
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage, for no error above
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts

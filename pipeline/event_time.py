@@ -1,4 +1,4 @@
-"""Event time as numbers: signed 64-bit integers of ms since 1970."""
+"""Event time as numbers: signed 64-bit integers of ms since 1970, for pure modules, which import no `datetime`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Packages beside this one: extras that only some pipelines need, and sources and sinks that others have made.
+"""Packages beside this one: extras that only some pipelines need, and sources, sinks and engines that others have made.
 
-A package of others names its classes by entry points, of the group `SOURCES` or `SINKS`. None is loaded before it is
-asked for.
+A package of others names them by entry points, of the group `SOURCES`, `SINKS` or `ENGINES`. None is loaded before it
+is asked for.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "exactlyonce-kafka"
 """The package's name in an index."""
-SOURCES, SINKS = "exactlyonce.sources", "exactlyonce.sinks"
-"""The groups of entry points: a name, as "sqlite", and the class, as "their_package:SqliteSink"."""
+SOURCES, SINKS, ENGINES = "exactlyonce.sources", "exactlyonce.sinks", "exactlyonce.engines"
+"""The groups of entry points: a name, as "sqlite", and the class, as "their_package:SqliteSink"; of an engine, the
+function that runs a pipeline."""
 
 
 def install(extra: str) -> str:

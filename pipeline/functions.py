@@ -1,4 +1,4 @@
-"""The functions that a user passes, read without calling them: signature, types, and mistakes.
+"""The functions that a user passes, read without calling them: signature, types, and mistakes; and what they are given.
 
 Four things are accepted: a function, a callable object, a class (or `functools.partial` of one, or a function without
 parameters) that makes a callable on the worker, and a class whose constructor is the function.
@@ -6,15 +6,84 @@ parameters) that makes a callable on the worker, and a class whose constructor i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeGuard, get_args, get_origin
+from typing import TypeGuard, get_args, get_origin
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.output import Emit
+
+T = TypeVar("T")
+U = TypeVar("U")
+U_contra = TypeVar("U_contra", contravariant=True)
+
+
+@dataclass(frozen=True, init=False)
+class Output(Generic[T]):
+    """A side output: declared by ``outputs=[late]`` of an operator, fed by ``emit(value, late)``.
+
+    ``stream.side(late)`` is its stream. `split`, `stateful_map` and `stateful_flat_map` have side outputs.
+    """
+
+    name: str
+    type: Any
+
+    def __init__(self, name: str, type: TypeForm[T]) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "type", type)
+
+
+class Emit(Protocol[U_contra]):
+    """The `emit` of a `split` function: emits a value to the main output or to a side output."""
+
+    @overload
+    def __call__(self, value: U_contra) -> None: ...
+    @overload
+    def __call__(self, value: T, output: Output[T]) -> None: ...
+    def __call__(self, value: Any, output: Output[Any] | None = None) -> None: ...
+
+
+class SideEmit(Protocol):
+    """The `emit` of a function with state: emits a value to a side output. The function returns its main output."""
+
+    def __call__(self, value: T, output: Output[T]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """The place of an operator: subtask 0 to parallelism - 1 of the operator with this id."""
+
+    operator: str
+    subtask: int
+    parallelism: int
+
+
+class Operator:
+    """A base for operators with a resource: made on the worker, opened before the first record, closed after the last.
+
+    Pass the class, or ``functools.partial(Class, argument)``, in place of a function:
+
+        class Enrich(Operator):
+            def open(self, context: Context) -> None:
+                self.names = sqlite3.connect("names.db")
+
+            def __call__(self, order: Order) -> Enriched: ...
+
+    The base class is optional: any class with `__call__` will do, and `open` and `close` are called if it has them.
+    `close` is not called when a worker is killed.
+    """
+
+    def open(self, context: Context) -> None:
+        """Make the resource."""
+
+    def close(self) -> None:
+        """Release the resource."""
 
 
 @dataclass(frozen=True)

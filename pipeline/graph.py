@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline import schema, wire
+from exactlyonce.pipeline import shape, wire
 from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
+from exactlyonce.pipeline.durations import written_duration
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.extras import SINKS, SOURCES, announcement
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -72,6 +73,8 @@ class Kind(str, Enum):
     """async (list of records) -> list of answers; what comes out is `Enriched`"""
     PEEK = "peek"
     """(record) -> ignored; the record is unchanged"""
+    WITH_TIME = "with_time"
+    """(record) -> its new event time; the record is unchanged"""
     UNION = "union"
     FEEDBACK = "feedback"
     """No function: passes on the records of its back edge"""
@@ -123,7 +126,7 @@ class Node:
     late_right: str | None = None
     """The one that gets those of the second input."""
     state_type: Any = None
-    """The type of the state of one key, without None, or its `AvroCodec`; None for nodes without state."""
+    """The type of the state of one key, without None; None for nodes without state."""
     state_version: int = 1
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """The function by version of the state that migrates it to the next version."""
@@ -147,6 +150,8 @@ class Node:
     """The partitioner by which they are there; None: the default one."""
     pause_ms: int = 0
     """On FEEDBACK: the pause of a record before it comes round."""
+    disorder_ms: int = 0
+    """On WITH_TIME: how far the new time of a record may lie before its old one."""
     dead_letters: DeadLetterTarget | None = None
     """The target of records that it cannot process; None: such a record stops the job."""
     location: str = ""
@@ -322,6 +327,8 @@ class LogicalGraph:
         }
         if node.kind is Kind.FEEDBACK:
             described["record"] = wire.describe(node.type)
+        if node.kind is Kind.WITH_TIME:
+            described["disorder"] = node.disorder_ms
         if node.kind is Kind.KEY_BY:
             described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
             described |= {"partitioner": node.partitioner} if node.partitioner is not None else {}
@@ -359,6 +366,8 @@ class LogicalGraph:
             line += f"  {node.sink.delivery}"
         if node.pause_ms:
             line += f"  after {node.pause_ms} ms"
+        if node.kind is Kind.WITH_TIME:
+            line += f"  disorder {written_duration(node.disorder_ms)}"
         if node.timed is not None:
             line += f"  {node.timed}"
         if node.lookup is not None:
@@ -367,7 +376,7 @@ class LogicalGraph:
             line += f"  {node.calls}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
-        return line if node.kind is Kind.SINK else f"{line}  : {schema.type_name(node.type)}"
+        return line if node.kind is Kind.SINK else f"{line}  : {shape.type_name(node.type)}"
 
     def _arrow(self, node: Node, port: int) -> str:
         if node.kind is Kind.FEEDBACK:

@@ -10,7 +10,7 @@ import msgspec
 
 from exactlyonce.pipeline.codec import JsonCodec
 from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
-from exactlyonce.pipeline.schema import UnsupportedType, type_name
+from exactlyonce.pipeline.shape import UnsupportedType, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

@@ -1,4 +1,4 @@
-"""The compatibility of key types, by their schemas from `schema.describe`: whether keys of one are keys of another.
+"""The compatibility of key types, by their schemas from `shape.describe`: whether keys of one are keys of another.
 
 Invariant: the bytes of a key alone, from `keys.canonical_key`, find its state. They have no names of classes, but the
 order of fields; an enum is its value, and a NamedTuple a tuple. A number and its text are two keys. Unknown types are
@@ -7,12 +7,12 @@ compatible.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
-from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, describe, described_shape
 
 _NAMES = {type(None): "null"}
 _FORMS = ("str", "int", "float", "bool", "bytes", "null")
@@ -36,8 +36,8 @@ _head = itemgetter(0)
 def described(type_: Any) -> Any:
     """The schema of keys of *type_*; None if it is unknown or cannot be described."""
     try:
-        return None if type_ is None or type_ is UNKNOWN else schema.describe(type_)
-    except schema.UnsupportedType:
+        return None if type_ is None or type_ is UNKNOWN else describe(type_)
+    except UnsupportedType:
         return None
 
 
@@ -71,46 +71,46 @@ def holds(new: Any, old: Any) -> bool:
     """
     if new is None or old is None:
         return True
-    return all(any(_like(one, other) for other in _members(new)) for one in _members(old))
+    return _holds(described_shape(new), described_shape(old), set())
 
 
-def _members(of: Any) -> list[Any]:
-    """The alternatives of a schema, without unions; the types of literal values."""
-    if isinstance(of, dict):
-        if "optional" in of:
-            return _members(of["optional"])
-        if "union" in of:
-            return [leaf for member in of["union"] for leaf in _members(member)]
-        if values := of.get("values", of.get("literal")):
-            return sorted({_NAMES.get(type(value), type(value).__name__) for value in values})
-    return [of]
+def _holds(new: Shape, old: Shape, compared: set[tuple[Shape, Shape]]) -> bool:
+    """Likewise; *compared* are pairs that are alike, or being compared: records may be recursive."""
+    return all(any(_like(one, other, compared) for other in _members(new)) for one in _members(old))
 
 
-def _like(old: Any, new: Any) -> bool:
+def _members(shape: Shape) -> Iterator[Shape]:
+    """The alternatives of a shape; the forms of literal values."""
+    for member in shape.members:
+        yield from (Shape(Form(_NAMES.get(type(value), type(value).__name__)), None) for value in member.values)
+        if not member.values:
+            yield member
+
+
+def _like(old: Shape, new: Shape, compared: set[tuple[Shape, Shape]]) -> bool:
     """Whether keys of *old* may be keys of *new*; neither is a union."""
-    if "any" in (old, new) or old == new:
+    if Form.ANY in (old.form, new.form) or old == new or (old, new) in compared:
         return True
-    if isinstance(old, str) or isinstance(new, str):
+    if not (_is_tuple(old) and _is_tuple(new)) and (old.form is not new.form or _layout(old) != _layout(new)):
         return False
-    old, new = _items(old), _items(new)
-    if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(holds, new, old))
-    if "fields" in old and "fields" in new:
-        return _layout(old) == _layout(new) and all(holds(of, dict(old["fields"])[name]) for name, of in new["fields"])
-    form = next((form for form in ("list", "set", "dict") if form in old and form in new), None)
-    if form is None:
-        return False
-    return all(map(holds, new[form], old[form])) if form == "dict" else holds(new[form], old[form])
+    olds, news = _parts(old), _parts(new)
+    compared.add((old, new))
+    if len(olds) == len(news) and all(_holds(now, was, compared) for was, now in zip(olds, news, strict=True)):
+        return True
+    compared.discard((old, new))
+    return False
 
 
-def _items(of: Any) -> Any:
-    """The schemas of the items of a tuple, or of a record written as one; else *of*."""
-    if isinstance(of, dict) and of.get("array") and "tag" not in of:
-        return [item for _, item in of["fields"]]
-    return of["tuple"] if isinstance(of, dict) and "tuple" in of else of
+def _is_tuple(shape: Shape) -> bool:
+    """Whether it is a tuple, or a record written as one."""
+    return shape.form is Form.TUPLE or (shape.is_array and shape.tag is None)
 
 
-def _layout(record: Any) -> Any:
+def _parts(shape: Shape) -> list[Shape]:
+    return [*shape.parts, *(field.shape for field in shape.fields)]
+
+
+def _layout(shape: Shape) -> Any:
     """The bytes' layout of a record: fields, omitted defaults, whether it is an array, the tag."""
-    fields = [(name, of.get("omitted") if isinstance(of, dict) else None) for name, of in record["fields"]]
-    return [fields, record.get("array"), record.get("tag")]
+    fields = [(field.name, field.default if field.is_omitted else None) for field in shape.fields]
+    return [fields, shape.is_array, shape.tag]

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError, UserError
 from exactlyonce.pipeline.location import caller, raised_at
 from exactlyonce.pipeline.names import nearest
@@ -198,7 +198,7 @@ def _users_code(doing: str) -> Iterator[None]:
     """Turn an exception of the user's code into an error that names its line."""
     try:
         yield
-    except schema.UnsupportedType as error:
+    except shape.UnsupportedType as error:
         raise GraphError(f"{raised_at(error)}: {error}") from None
     except (UserError, ModuleNotFoundError):
         raise
@@ -239,7 +239,7 @@ def _converted(target: str, name: str, text: str, type_: Any) -> Any:
     try:
         return msgspec.convert(text, type_, strict=False)
     except (msgspec.ValidationError, TypeError):  # their text may repeat the value, which may be a secret
-        raise ConfigError(f"{target}: the value of parameter {name} is not {schema.type_name(type_)}") from None
+        raise ConfigError(f"{target}: the value of parameter {name} is not {shape.type_name(type_)}") from None
 
 
 def _pipelines(names: Mapping[str, Any]) -> list[str]:

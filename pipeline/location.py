@@ -1,4 +1,4 @@
-"""The line of the user's code behind an error."""
+"""The line of the user's code behind an error. Apart from the pure `errors`: it asks for the working directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def raised_at(error: BaseException) -> str | None:
     """The innermost line of the user's code in the traceback of *error*, if any."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if not frame.f_globals.get("__name__", "").startswith((*_OURS, *_OTHERS)):
+        module = frame.f_globals.get("__name__", "")
+        if module != "exactlyonce" and not module.startswith((*_OURS, *_OTHERS)):
             place = _written(frame, line)
     return place
 

@@ -1,12 +1,10 @@
-"""Moments: as text, "2026-11-01T00:00:00Z", and as ms since 1970."""
+"""Moments, as ms since 1970. `positions` reads those that people write."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from math import isfinite
 from typing import Any
-
-from exactlyonce.pipeline.errors import ConfigError
 
 LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: a later time is one of microseconds or nanoseconds."""
@@ -16,24 +14,6 @@ LIKE_SECONDS = range(1_000_000_000, 100_000_000_000)
 """ms until March 1973, which are seconds since 2001 more likely."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
-
-
-def moment_of(text: str) -> datetime | None:
-    """A moment in ISO 8601, or the beginning of a day in UTC; None for other text. `ConfigError` for a time without a
-    time zone.
-
-    >>> moment_of("2026-11-01T00:00:00Z") == moment_of("2026-11-01")
-    True
-    """
-    try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    if len(text) == len("2026-11-01"):
-        return moment.replace(tzinfo=timezone.utc)
-    if moment.tzinfo is None:
-        raise ConfigError(f"{text!r} has no time zone: append Z for UTC, or an offset as +01:00.")
-    return moment
 
 
 class NoTime(ValueError):

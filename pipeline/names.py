@@ -79,12 +79,3 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     ('parallelism', None)
     """
     return next(iter(get_close_matches(name, [*names], 1)), None)
-
-
-def group_named(text: str) -> str | None:
-    """The consumer group at whose offsets something begins or ends; None: *text* names none.
-
-    >>> group_named("group:legacy-app"), group_named("latest"), group_named("group:")
-    ('legacy-app', None, None)
-    """
-    return (text.removeprefix("group:") or None) if text.startswith("group:") else None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, SchemaReference, Subjects, registry_of
-from exactlyonce.pipeline.schema import UnsupportedType, type_name
+from exactlyonce.pipeline.shape import UnsupportedType, type_name
 
 T = TypeVar("T")
 

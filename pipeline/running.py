@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import ENGINES, announced, loaded
 from exactlyonce.pipeline.loading import inline, refuse_while_importing, resolved
 from exactlyonce.pipeline.stream import Pipeline
 
@@ -187,8 +188,9 @@ class RunSettings(LocalSettings, SparkSettings, total=False):
 def run(pipeline: Pipeline | str, engine: str = "local", **settings: Unpack[RunSettings]) -> RunResult | None:
     """Run *pipeline*, one that worker processes can import or `module:attribute`, as `exactlyonce run` does.
 
-    *settings* are its options, with `_` for `-`. *on_event* gets each event as a dict; without it, each is a line of
-    JSON on stderr. In a script, call this under ``if __name__ == "__main__":``, since worker processes import it.
+    *settings* are its options, with `_` for `-`. *on_event* gets each event as a dict; without it, each is a line on
+    stderr, as *log_format* says. In a script, call this under ``if __name__ == "__main__":``, since worker processes
+    import it.
 
     The engine "spark" computes what there is on the session *spark*, with ``until="latest"`` and the options of
     `exactlyonce.spark.backfill`.
@@ -196,11 +198,9 @@ def run(pipeline: Pipeline | str, engine: str = "local", **settings: Unpack[RunS
     Returns the last checkpoint; None: a standby run was stopped before it led. Raises `exactlyonce.errors`.
     """
     refuse_while_importing()
-    from importlib.metadata import entry_points  # a worker starts faster without it
-
-    engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
+    engines = announced(ENGINES)
     if engine not in engines:
         raise ConfigError(f"there is no engine {engine!r}; installed: {', '.join(sorted(engines)) or 'none'}")
-    loaded = inline(pipeline) if isinstance(pipeline, Pipeline) and settings.get("inline") else resolved(pipeline)
-    result: RunResult | None = engines[engine].load()(loaded, **settings)
+    named = inline(pipeline) if isinstance(pipeline, Pipeline) and settings.get("inline") else resolved(pipeline)
+    result: RunResult | None = loaded(engines[engine])(named, **settings)
     return result

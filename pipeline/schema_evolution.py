@@ -1,4 +1,4 @@
-"""The losses and gaps when values of one schema are read by another one. Schemas are those of `schema.describe`.
+"""The losses and gaps when values of one schema are read by another one. Schemas are those of `shape.describe`.
 
 `lost` compares schemas; `changed` checks whether the dropped fields of a value have their defaults.
 
@@ -11,54 +11,50 @@ record once and names it elsewhere; if two records share a name, both are compar
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline.schema import builtins_of, default_of
+from exactlyonce.pipeline.shape import Field, Form, Shape, builtins_of, described_shape
 
-_PLAIN = {"bool", "int", "float", "str", "bytes"}
-_RECORD, _DICT, _ITEMS, _TUPLE, _ANY = "record", "dict", "items", "tuple", "any"
-_TIMES = {"datetime", "time", "timedelta"}
-_TEXTS = {"str", "any"}
-_MERGED = {"str": _TIMES | {"decimal", "uuid"}, "int": {"float"}, "any": _TIMES | {"decimal", "uuid", "float"}}
-"""By scalar, the types that read several values as one: "1.0" and "1.00", and integers beyond 2^53."""
-_KINDS = {"record": _RECORD, "dict": _DICT, "list": _ITEMS, "set": _ITEMS, "tuple": _TUPLE}
-
-
-def _nothing(field: Any) -> bool:
-    return False
+_WITH_PARTS = {Form.RECORD, Form.DICT, Form.LIST, Form.SET, Form.TUPLE, Form.ANY}
+_ALONE = {Form.BOOL, Form.INT, Form.FLOAT, Form.STR, Form.BYTES}
+"""The forms that read no other."""
+_TIMES = {Form.DATETIME, Form.TIME, Form.TIMEDELTA}
+_TEXTS = {Form.STR, Form.ANY}
+_PARSED = _TIMES | {Form.DECIMAL, Form.UUID}
+_MERGED = {Form.STR: _PARSED, Form.INT: {Form.FLOAT}, Form.ANY: _PARSED | {Form.FLOAT}}
+"""By scalar, the forms that read several values as one: "1.0" and "1.00", and integers beyond 2^53."""
 
 
-def has_default(field: Any) -> bool:
-    """Whether the schema of a field has its default."""
-    return default_of(field) is not msgspec.NODEFAULT
+def has_default(field: Field) -> bool:
+    """Whether a schema has the default of a field."""
+    return field.default is not msgspec.NODEFAULT
 
 
-def lost(old: Any, new: Any, path: str, may_go: Callable[[Any], bool] = _nothing) -> list[str]:
+def lost(old: Any, new: Any, path: str, may_go: Callable[[Field], bool] = lambda field: False) -> list[str]:
     """The paths in values of schema *old* that *new* has no place for. Decoding finds all other differences.
 
-    *may_go*: whether a record may lose a field of this schema, which is then left out. In keys of dicts and items of
-    sets none may: different ones would become equal.
+    *may_go*: whether a record may lose this field, which is then left out. In keys of dicts and items of sets none may:
+    different ones would become equal.
 
     >>> lost({"dict": ["str", "int"]}, {"record": "Total", "fields": [["sum", "int"]]}, "Total")
     ['Total (its keys beside sum)']
     """
-    return list(dict.fromkeys(_Evolution(old, new, may_go).lost(old, new, path)))
+    return list(dict.fromkeys(_Evolution(may_go).lost(described_shape(old), described_shape(new), path)))
 
 
-def changed(value: Any, old: Any, new: Any, path: str) -> list[str]:
+def changed(value: Any, old: Shape, new: Shape, path: str) -> list[str]:
     """The paths of fields in *value* that *new* drops and that do not have their defaults. Other findings of `lost` are
-    left out. *value* is the plain msgpack value of schema *old*.
+    left out. *value* is the plain msgpack value of *old*, a `described_shape` as *new* is: many values have one.
 
     >>> old = {"record": "R", "fields": [["a", "int"], ["b", {"optional": "int", "default": 0}]]}
-    >>> new = {"record": "R", "fields": [["a", "int"]]}
+    >>> old, new = described_shape(old), described_shape({"record": "R", "fields": [["a", "int"]]})
     >>> [changed({"a": 1, "b": b}, old, new, "R") for b in (0, 7)]
     [[], ['R.b']]
     """
-    return list(dict.fromkeys(_Evolution(old, new).changed(value, old, new, path)))
+    return list(dict.fromkeys(_changed(value, old, new, path)))
 
 
 def unfit(old: Any, new: Any, path: str) -> list[str]:
@@ -67,265 +63,206 @@ def unfit(old: Any, new: Any, path: str) -> list[str]:
     >>> unfit({"record": "Total", "fields": []}, {"record": "Total", "fields": [["sum", "int"]]}, "Total")
     ['Total.sum is new and has no default']
     """
-    return list(_Evolution(old, new).unfit(old, new, path))
+    return list(_unfit(described_shape(old), described_shape(new), path, set()))
 
 
 class _Evolution:
-    def __init__(self, old: Any, new: Any, may_go: Callable[[Any], bool] = _nothing) -> None:
-        self._old, self._new = _records(old), _records(new)
+    """What is lost."""
+
+    def __init__(self, may_go: Callable[[Field], bool]) -> None:
         self._may_go = may_go
-        self._compared: set[tuple[int, int, bool]] = set()
+        self._compared: set[tuple[Shape, Shape, bool]] = set()
         """The compared pairs of records, which may be recursive; whether they are keys."""
 
-    def lost(self, old: Any, new: Any, path: str, *, keyed: bool = False) -> Iterator[str]:
+    def lost(self, old: Shape, new: Shape, path: str, *, keyed: bool = False) -> Iterator[str]:
         """See the function. *keyed*: the values are keys of a dict or items of a set, or within them: equal ones become
         one."""
-        olds, news = _members(old, self._old), _members(new, self._new)
-        tagged = sum("tag" in one for one in olds)
+        olds, news = old.members, new.members
+        tagged = sum(one.tag is not None for one in olds)
         for one in olds:
             for other in news:
-                if one not in news and (what := _not_told(one, other, keyed)):
+                if one not in news and (what := _not_told(one.form, other.form, keyed)):
                     yield f"{path} ({what})"
                 if not _may_be_read(one, other):
                     continue
-                if tagged > 1 and "tag" not in other and _kind(other) == _RECORD:
+                if tagged > 1 and other.tag is None and other.form is Form.RECORD:
                     yield f"{path} (which of {tagged} records it is)"
-                if "set" in other and "set" not in one:
+                if other.form is Form.SET and one.form is not Form.SET:
                     yield f"{path} (its items that occur more than once)"
                 yield from self._between(one, other, path, keyed)
 
-    def _between(self, one: Any, other: Any, path: str, keyed: bool) -> Iterator[str]:
+    def _between(self, one: Shape, other: Shape, path: str, keyed: bool) -> Iterator[str]:
         """The losses when *one* is read as *other*; neither is a union."""
-        was, now = _kind(one), _kind(other)
-        if was == _RECORD and now in (_RECORD, _ANY):
-            if (id(one), id(other), keyed) in self._compared:
+        if one.form is Form.RECORD and other.form in (Form.RECORD, Form.ANY):
+            if (one, other, keyed) in self._compared:
                 return
-            self._compared.add((id(one), id(other), keyed))
-        if now == _RECORD:
-            yield from self._in_record(one, other, path, keyed)
-        elif now == _ANY:
-            if was == _RECORD and any(_is_omitted(field) for _, field in one["fields"]):
-                yield f"{path} (its fields that omit_defaults has left out)"
-            for part in (*_keys(one), *_values(one)):
-                yield from self.lost(part, other, path, keyed=keyed)
-        elif now == _DICT:
-            keys, values = other["dict"]
-            if was in (_DICT, _ANY):
-                yield from self.lost(one["dict"][0] if was == _DICT else one, keys, path, keyed=True)
-            elif was == _RECORD and any(_is_omitted(field) for _, field in one["fields"]):
-                yield f"{path} (its fields that omit_defaults has left out)"
-            for value in _values(one):
-                yield from self.lost(value, values, path, keyed=keyed)
-        elif was == now == _TUPLE:
-            for item, to in zip(one["tuple"], other["tuple"], strict=False):
-                yield from self.lost(item, to, path, keyed=keyed)
-        else:
-            for value in _values(one):
-                for to in _values(other):
-                    yield from self.lost(value, to, path, keyed=keyed or "set" in other)
+            self._compared.add((one, other, keyed))
+        if one.form is Form.RECORD and other.form in (Form.ANY, Form.DICT) and any(map(_is_omitted, one.fields)):
+            yield f"{path} (its fields that omit_defaults has left out)"
+        match other.form:
+            case Form.RECORD:
+                yield from self._in_record(one, other, path, keyed)
+            case Form.ANY:
+                for part in (*one.parts, *_field_shapes(one)):
+                    yield from self.lost(part, other, path, keyed=keyed)
+            case Form.DICT:
+                keys, values = other.parts
+                if one.form in (Form.DICT, Form.ANY):
+                    yield from self.lost(one.parts[0] if one.form is Form.DICT else one, keys, path, keyed=True)
+                for value in _values(one):
+                    yield from self.lost(value, values, path, keyed=keyed)
+            case Form.TUPLE if one.form is Form.TUPLE:
+                for item, to in zip(one.parts, other.parts, strict=False):
+                    yield from self.lost(item, to, path, keyed=keyed)
+            case _:
+                for value in _values(one):
+                    for to in _values(other):
+                        yield from self.lost(value, to, path, keyed=keyed or other.form is Form.SET)
 
-    def _in_record(self, one: Any, record: Any, path: str, keyed: bool) -> Iterator[str]:
-        was, fields = _kind(one), dict(record["fields"])
-        if was == _RECORD:
-            names = [name for name, _ in one["fields"]]
-            by_position = record.get("array") and (
-                names != list(fields)[: len(names)] or (one.get("array") and ("tag" in one) != ("tag" in record))
-            )
-            if by_position:
+    def _in_record(self, one: Shape, record: Shape, path: str, keyed: bool) -> Iterator[str]:
+        fields = {field.name: field for field in record.fields}
+        if one.form is Form.RECORD:
+            names = [field.name for field in one.fields]
+            has_other_tag = one.is_array and (one.tag is None) != (record.tag is None)
+            if record.is_array and (names != list(fields)[: len(names)] or has_other_tag):
                 yield f"{path} (its fields are stored by position)"
                 return
-            for name, schema in one["fields"]:
-                if name in fields:
-                    if _is_omitted(schema) and not _is_same_default(schema, fields[name]):
-                        yield f"{path}.{name} (its {schema['omitted']!r:.40} that omit_defaults has left out)"
-                    yield from self.lost(schema, fields[name], f"{path}.{name}", keyed=keyed)
-                elif keyed or not self._may_go(schema):
-                    yield f"{path}.{name}"
-        elif was == _TUPLE and len(one["tuple"]) <= len(fields):
-            for item, (name, schema) in zip(one["tuple"], fields.items(), strict=False):
-                yield from self.lost(item, schema, f"{path}.{name}", keyed=keyed)
+            for field in one.fields:
+                if field.name in fields:
+                    if field.is_omitted and not _is_same_default(field, fields[field.name]):
+                        yield f"{path}.{field.name} (its {field.default!r:.40} that omit_defaults has left out)"
+                    yield from self.lost(field.shape, fields[field.name].shape, f"{path}.{field.name}", keyed=keyed)
+                elif keyed or not self._may_go(field):
+                    yield f"{path}.{field.name}"
+        elif one.form is Form.TUPLE and len(one.parts) <= len(fields):
+            for item, field in zip(one.parts, record.fields, strict=False):
+                yield from self.lost(item, field.shape, f"{path}.{field.name}", keyed=keyed)
         else:
-            what = {_DICT: "keys", _ANY: "content"}.get(was, "items")
+            what = {Form.DICT: "keys", Form.ANY: "content"}.get(one.form, "items")
             yield f"{path} (its {what} beside {', '.join(fields) or 'nothing'})"
 
-    def changed(self, value: Any, old: Any, new: Any, path: str) -> Iterator[str]:
-        """See the function."""
-        for one in _members(old, self._old):
-            if not _may_be(value, one):
-                continue
-            for other in _members(new, self._new):
-                if _may_be_read(one, other) and _kind(other) != _ANY:
-                    yield from self._changed_between(value, one, other, path)
 
-    def _changed_between(self, value: Any, one: Any, other: Any, path: str) -> Iterator[str]:
-        """See `changed`; neither schema is a union, and *value* may be of *one*."""
-        if _kind(one) == _kind(other) == _RECORD:
-            yield from self._changed_in_record(value, one, dict(other["fields"]), path)
-            return
-        items = value.values() if isinstance(value, dict) else value
-        for place, item in enumerate(items):
-            for was in _values_at(one, place, value):
-                for now in _values_at(other, place, value):
-                    yield from self.changed(item, was, now, path)
-
-    def _changed_in_record(self, value: Any, one: Any, now: dict[str, Any], path: str) -> Iterator[str]:
-        was, tag = dict(one["fields"]), one.get("tag", (None,))[0]
-        if isinstance(value, list):  # by position, where no field goes: a tag stands in front
-            value = dict(zip(was, value[tag is not None :], strict=False))
-        for name, content in value.items():
-            if name in now:
-                yield from self.changed(content, was[name], now[name], f"{path}.{name}") if name in was else ()
-            elif name != tag and not (name in was and _is_equal(builtins_of(content), default_of(was[name]))):
-                yield f"{path}.{name}"
-
-    def unfit(self, old: Any, new: Any, path: str) -> Iterator[str]:
-        """See the function."""
-        old, new = _one(old, self._old), _one(new, self._new)
-        was, now = _form(old), _form(new)
-        array_alone = {was, now} == {"a list", "a record"} and _kind(old) == _kind(new) == _RECORD
-        if was and now and was != now and (was, now) != ("int", "float") and not array_alone:
-            yield f"{path} is {now} now, and was {was}"
-            return
-        if _kind(old) != _RECORD or _kind(new) != _RECORD or (id(old), id(new), False) in self._compared:
-            return
-        self._compared.add((id(old), id(new), False))
-        fields = dict(old["fields"])
-        for name, schema in new["fields"]:
-            if _has_default(schema):
-                yield from self.unfit(fields[name], schema, f"{path}.{name}") if name in fields else ()
-            elif name not in fields:
-                yield f"{path}.{name} is new and has no default"
-            elif _has_default(fields[name]):  # values from before the field may lie beside newer ones
-                yield f"{path}.{name} has lost its default"
-            else:
-                yield from self.unfit(fields[name], schema, f"{path}.{name}")
+def _changed(value: Any, old: Shape, new: Shape, path: str) -> Iterator[str]:
+    """See the function."""
+    for one in old.members:
+        for other in new.members if _may_be(value, one) else ():
+            if _may_be_read(one, other) and other.form is not Form.ANY:
+                yield from _changed_between(value, one, other, path)
 
 
-def _records(schema: Any) -> dict[str, list[Any]]:
-    records = defaultdict[str, list[Any]](list)
-    left = [schema]
-    while left:
-        schema = left.pop()
-        if isinstance(schema, list):
-            left += schema
-        elif isinstance(schema, dict):
-            if "fields" in schema:
-                records[schema["record"]].append(schema)
-                left += (of for _, of in schema["fields"])
-            else:
-                left += (of for form, of in schema.items() if form in ("optional", "union", *_KINDS))
-    return records
+def _changed_between(value: Any, one: Shape, other: Shape, path: str) -> Iterator[str]:
+    """See `changed`; neither is a union, and *value* may be of *one*."""
+    if one.form is other.form is Form.RECORD:
+        yield from _changed_in_record(value, one, other, path)
+        return
+    items = value.values() if isinstance(value, dict) else value
+    for place, item in enumerate(items):
+        for was in _values_at(one, place, value):
+            for now in _values_at(other, place, value):
+                yield from _changed(item, was, now, path)
 
 
-def _members(schema: Any, records: dict[str, list[Any]]) -> list[Any]:
-    """The alternatives of *schema*, without unions and references to records."""
-    if not isinstance(schema, dict):
-        return [schema]
-    if "optional" in schema:
-        return _members(schema["optional"], records)
-    if "union" in schema:
-        return [leaf for member in schema["union"] for leaf in _members(member, records)]
-    if "record" in schema and "fields" not in schema:
-        return records[schema["record"]]
-    return [schema]
+def _changed_in_record(value: Any, one: Shape, other: Shape, path: str) -> Iterator[str]:
+    was = {field.name: field for field in one.fields}
+    now = {field.name: field.shape for field in other.fields}
+    tag = None if one.tag is None else one.tag[0]
+    if isinstance(value, list):  # by position, where no field goes: a tag stands in front
+        value = dict(zip(was, value[tag is not None :], strict=False))
+    for name, content in value.items():
+        if name in now:
+            yield from _changed(content, was[name].shape, now[name], f"{path}.{name}") if name in was else ()
+        elif name != tag and not (name in was and _is_equal(builtins_of(content), was[name].default)):
+            yield f"{path}.{name}"
 
 
-def _one(schema: Any, records: dict[str, list[Any]]) -> Any:
-    """The only member of *schema*, else a schema without a form."""
-    members = _members(schema, records)
-    return members[0] if len(members) == 1 else {}
+def _unfit(old: Shape, new: Shape, path: str, compared: set[tuple[Shape, Shape]]) -> Iterator[str]:
+    """See the function."""
+    if len(old.members) != 1 or len(new.members) != 1:
+        return
+    (old,), (new,) = old.members, new.members
+    was, now = _form(old), _form(new)
+    array_alone = {was, now} == {"a list", "a record"} and old.form is new.form is Form.RECORD
+    if was and now and was != now and (was, now) != ("int", "float") and not array_alone:
+        yield f"{path} is {now} now, and was {was}"
+        return
+    if (old, new) in compared:
+        return
+    compared.add((old, new))
+    fields = {field.name: field for field in old.fields}
+    for field in new.fields if old.form is Form.RECORD else ():
+        name, inner = field.name, f"{path}.{field.name}"
+        if not field.required:
+            yield from _unfit(fields[name].shape, field.shape, inner, compared) if name in fields else ()
+        elif name not in fields:
+            yield f"{inner} is new and has no default"
+        elif not fields[name].required:  # values from before the field may lie beside newer ones
+            yield f"{inner} has lost its default"
+        else:
+            yield from _unfit(fields[name].shape, field.shape, inner, compared)
 
 
-def _has_default(field: Any) -> bool:
-    return isinstance(field, dict) and "optional" in field
+def _is_omitted(field: Field) -> bool:
+    return field.is_omitted
 
 
-def _is_omitted(field: Any) -> bool:
-    """Whether the bytes omit the field if it has its default."""
-    return isinstance(field, dict) and "omitted" in field
-
-
-def _is_same_default(was: Any, now: Any) -> bool:
+def _is_same_default(was: Field, now: Field) -> bool:
     """Whether the omitted default of *was* is that of *now*: a type that always writes its fields does not tell it."""
-    return _is_omitted(now) and [type(was["omitted"]), was["omitted"]] == [type(now["omitted"]), now["omitted"]]
+    return now.is_omitted and [type(was.default), was.default] == [type(now.default), now.default]
 
 
-def _kind(schema: Any) -> str:
-    if isinstance(schema, str):
-        return _ANY if schema == "any" else ""
-    return next((kind for form, kind in _KINDS.items() if form in schema), "")
-
-
-def _not_told(one: Any, other: Any, keyed: bool) -> str:
+def _not_told(one: Form, other: Form, keyed: bool) -> str:
     """The loss when scalar *one* is read as scalar *other*; else empty."""
-    if not (isinstance(one, str) and isinstance(other, str)):
-        return ""
     if keyed and other in _MERGED.get(one, ()):
-        return f"its keys or items that are the same {other}"
-    return f"details of its texts that a {other} lacks" if one in _TEXTS and other in _TIMES else ""
+        return f"its keys or items that are the same {other.value}"
+    return f"details of its texts that a {other.value} lacks" if one in _TEXTS and other in _TIMES else ""
 
 
-def _may_be_read(one: Any, other: Any) -> bool:
+def _may_be_read(one: Shape, other: Shape) -> bool:
     """Whether *other* may read *one*, and lose something. Records of either layout are compared: older schemas do not
     tell that a NamedTuple's fields are written by position."""
-    was, now = _kind(one), _kind(other)
-    if not now or not was:
+    if one.form not in _WITH_PARTS or other.form not in _WITH_PARTS:
         return False
-    if now == _ANY:
-        return was != _ANY
-    if was == now == _RECORD:
-        tags = one.get("tag"), other.get("tag")  # a field, and its value
-        return None in tags or tags[0] == tags[1] or tags[0][0] != tags[1][0]
-    return was == _ANY or _is_map(one) == _is_map(other)
+    if other.form is Form.ANY:
+        return one.form is not Form.ANY
+    if one.form is other.form is Form.RECORD:
+        was, now = one.tag, other.tag  # a field, and its value
+        return was is None or now is None or was == now or was[0] != now[0]
+    return one.form is Form.ANY or _is_map(one) == _is_map(other)
 
 
-def _is_map(schema: Any) -> bool:
+def _is_map(shape: Shape) -> bool:
     """Whether its values are maps in msgpack, and not arrays."""
-    return _kind(schema) == _DICT or (_kind(schema) == _RECORD and not schema.get("array"))
+    return shape.form is Form.DICT or (shape.form is Form.RECORD and not shape.is_array)
 
 
-def _values(schema: Any) -> list[Any]:
-    """The schemas of the parts of a value, without the keys of a dict."""
-    match _kind(schema):
-        case "record":
-            return [of for _, of in schema["fields"]]
-        case "dict":
-            return [schema["dict"][1]]
-        case "tuple":
-            return list(schema["tuple"])
-        case "items":
-            return [schema.get("list", schema.get("set"))]
-    return ["any"]
+def _field_shapes(shape: Shape) -> Iterable[Shape]:
+    return (field.shape for field in shape.fields)
 
 
-def _keys(schema: Any) -> list[Any]:
-    """The schema of the keys of a dict; else none."""
-    return [schema["dict"][0]] if _kind(schema) == _DICT else []
+def _values(shape: Shape) -> list[Shape]:
+    """The parts of a value, without the keys of a dict; anything may be in a value of any type."""
+    if shape.form is Form.ANY:
+        return [shape]
+    return [*(shape.parts[1:] if shape.form is Form.DICT else shape.parts), *_field_shapes(shape)]
 
 
-def _values_at(schema: Any, place: int, value: Any) -> list[Any]:
-    """The schemas of the item at *place* of *value*, which is of *schema*."""
-    match _kind(schema):
-        case "tuple":
-            return list(schema["tuple"][place : place + 1])
-        case "record":
-            fields = dict(schema["fields"])
-            if isinstance(value, dict):
-                return [fields[name]] if (name := list(value)[place]) in fields else []
-            return list(fields.values())[place : place + 1]
-    return _values(schema)
+def _values_at(shape: Shape, place: int, value: Any) -> list[Shape]:
+    """The shape of the item at *place* of *value*."""
+    if shape.form is Form.RECORD and isinstance(value, dict):
+        return [field.shape for field in shape.fields if field.name == list(value)[place]]
+    values = _values(shape)
+    return values[place : place + 1] if shape.form in (Form.RECORD, Form.TUPLE) else values
 
 
-def _may_be(value: Any, schema: Any) -> bool:
-    """Whether *value*, from msgpack, may be one of *schema*, which is no union, and may hold records."""
-    kind = _kind(schema)
-    if kind in ("", _ANY):
+def _may_be(value: Any, shape: Shape) -> bool:
+    """Whether *value*, from msgpack, may be of *shape*, which is no union, and may hold records."""
+    if shape.form not in _WITH_PARTS or shape.form is Form.ANY:
         return False
-    if not isinstance(value, dict if _is_map(schema) else list):
+    if not isinstance(value, dict if _is_map(shape) else list):
         return False
-    if "tag" not in schema:
+    if shape.tag is None:
         return True
-    field, tag = schema["tag"]
+    field, tag = shape.tag
     return bool((value.get(field) if isinstance(value, dict) else next(iter(value), None)) == tag)
 
 
@@ -338,10 +275,10 @@ def _is_equal(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-def _form(schema: Any) -> str:
-    """The form of a schema's values, which reads no other; empty if it has several."""
-    if isinstance(schema, str):
-        return schema if schema in _PLAIN else ""
-    if "record" in schema:
-        return "a list" if schema.get("array") else "a record"
-    return "a list" if _kind(schema) in (_ITEMS, _TUPLE) else ""
+def _form(shape: Shape) -> str:
+    """The form of values, which reads no other; empty if it has several."""
+    if shape.form is Form.RECORD:
+        return "a list" if shape.is_array else "a record"
+    if shape.form in (Form.LIST, Form.SET, Form.TUPLE):
+        return "a list"
+    return shape.form.value if shape.form in _ALONE else ""

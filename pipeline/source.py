@@ -9,9 +9,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
-import msgspec
-
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.errors import GraphError
@@ -81,7 +79,7 @@ class EventTime(Generic[T_contra]):
     def problems(self, type_: Any) -> Iterator[str]:
         """The mistakes, each with its remedy; *type_* has the field that *at* may name."""
         if isinstance(self.at, str):
-            yield from _field_problems(self.at, type_)
+            yield from (f"time={problem}" for problem in field_problems(self.at, type_))
         elif not callable(self.at):
             yield f"time={self.at!r} must be the name of a field, a function of a record, or EventTime(...)"
         for name, duration in (("disorder", self.disorder), ("idle", self.idle), ("ahead", self.ahead)):
@@ -234,15 +232,12 @@ def _is_mapping(type_: Any) -> bool:
                for member in members(type_))  # fmt: skip
 
 
-def _field_problems(name: str, type_: Any) -> Iterator[str]:
+def field_problems(name: str, type_: Any) -> Iterator[str]:
+    """The mistake in *name*, which is to be a field of *type_*."""
     for member in members(without_none(type_)):
         if member is UNKNOWN or (_is_mapping(member) and not hasattr(member, "__annotations__")):
             continue
-        try:
-            info = msgspec.inspect.type_info(member)
-        except TypeError:
-            continue
-        fields = [field.name for field in getattr(info, "fields", ())]
+        fields = [field.attribute for field in shape.record_fields(member)]
         if name not in fields:
             has = f"which has {', '.join(fields)}" if fields else "which has no fields"
-            yield f"time={name!r} is no field of {schema.type_name(member)}, {has}"
+            yield f"{name!r} is no field of {shape.type_name(member)}, {has}"

@@ -15,31 +15,26 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
-from exactlyonce.pipeline.avro import AvroCodec
-from exactlyonce.pipeline.batches import Batches
 from exactlyonce.pipeline.builder import Builder
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
-from exactlyonce.pipeline.expiry import Expiry, kept_until
-from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.functions import Emit, Function, Output, SideEmit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup, Pair, WindowJoin
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.ordering import Deduplicate, InOrder
-from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timed import Deduplicate, Expiry, InOrder, Order, Timed, kept_until
 from exactlyonce.pipeline.timers import (
+    Batches,
     CoHandler,
     CoHandling,
     Handler,
     Handling,
-    Order,
     kept_entry,
     migrated_entry,
     read_handler,
@@ -80,7 +75,7 @@ _INSTEAD = {
     "side_output": "side(output)", "get_side_output": "side(output)", "windowed_by": _WINDOW, "window_by": _WINDOW,
     "tumbling_window": _WINDOW, "hopping_window": _WINDOW, "session_window": _WINDOW, "window_all": _WINDOW,
     "count": _AGGREGATE, "sum": _AGGREGATE, "min": _AGGREGATE, "max": _AGGREGATE, "left_join": _OUTER,
-    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source", "with_time": "time= of the source",
+    "outer_join": _OUTER, "assign_timestamps_and_watermarks": "time= of the source, or with_time(fn) further on",
     "execute": "pipeline.run()", "run": "pipeline.run()", "uid": "id= of the operator", "name": "id= of the operator",
 }  # fmt: skip
 """What does it, by the name that a method has elsewhere, in snake_case."""
@@ -93,8 +88,9 @@ def _remedy(kind: type, name: str) -> str | None:
         apply = "the function over all records of a window is .apply(id, fn)"
         split = "a function of (record, emit) is .split(fn, outputs=[...], id=...)"
         return f"process takes a handler with timers, of a keyed stream; {apply if kind is WindowedStream else split}"
-    if snake != name and hasattr(kind, snake):
-        return f"{name} is {snake} here"
+    letters = snake.replace("_", "")
+    if same := next((own for own in dir(kind) if own[0] != "_" and own.replace("_", "") == letters), None):
+        return f"{name} is {same} here"
     if hasattr(WindowedStream, snake):
         window = '.window(Tumbling("1m"))' if kind is KeyedStream else f".{_WINDOW}"
         return f"{name} is of windows: put {window} before it"
@@ -125,9 +121,10 @@ def _operator(method: F) -> F:
                 f'{location(caller())}: the first argument of {name} is its id in checkpoints, as {name}("{name}", '
                 f"...), and not {first!r:.100}"
             )
-        if not identified and given and isinstance(first, str):
+        if not identified and isinstance(first, str) and len(given) > (name == "with_time"):  # it takes a field
+            field = f"a field is named by a function, key_by(lambda record: record.{first}); " * (name == "key_by")
             raise GraphError(
-                f"{location(caller())}: {name} has no state, so its id has a name: {name}(..., id={first!r})"
+                f"{location(caller())}: {field}{name} has no state, so its id has a name: {name}(..., id={first!r})"
             )
         return method(stream, *given, **options)
 
@@ -375,6 +372,22 @@ class Stream(_Stream[T]):
         """The stream of a side output of the operator that gave this stream."""
         return Stream(self._builder, self._builder.side(self._origin, output))
 
+    @_operator
+    def with_time(
+        self, at: str | Callable[[T], Any], *, disorder: Duration = "0s", id: str | None = None,
+        on_error: DeadLetterTarget | None = None,
+    ) -> Stream[T]:  # fmt: skip
+        """The same records with another event time, for windows and other operators by time after it.
+
+        *at* is that of `EventTime`: the name of a field, or a function of the record. *disorder* is how far the new
+        time may lie before the old one, which for a late record is its floor; it may lie after it by any time. One
+        further back is late for the operators that come next, and their ``late=`` gets it. Their results come later by
+        *disorder*, and remain a function of the topics. The sources need ``time=``.
+
+        *on_error* gets the records for which *at* raises or gives no usable time.
+        """
+        return Stream(self._builder, self._builder.add_time(at, disorder, id, self._origin, on_error))
+
     @overload
     def union(self, *others: Stream[T], id: str | None = ...) -> Stream[T]: ...
     @overload
@@ -452,7 +465,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[S | None, T], tuple[S | None, U]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -465,7 +478,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[], Callable[[S | None, T], tuple[S | None, U]]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -479,7 +492,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[S | None, T, SideEmit], tuple[S | None, U]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -493,7 +506,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[], Callable[[S | None, T, SideEmit], tuple[S | None, U]]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -508,10 +521,9 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
-        The state is None at a key's first record; a new state of None deletes the key. *state* is its type, or an
-        `AvroCodec` whose schema stores it: after a change, older states are read by Avro's rules. If neither names and
-        defaults of fields nor these rules can convert older states, raise *state_version* by one; *migrations* maps a
-        version to the function that converts its states to the next one.
+        The state is None at a key's first record; a new state of None deletes the key. *state* is its type.
+        Where the names and defaults of its fields cannot convert older states, raise *state_version* by one;
+        *migrations* maps a version to the function that converts its states to the next one.
 
         With *ttl*, as "7d", a key's state is forgotten *ttl* after its last record, by event time: a record so long
         after it, or later, finds None. The source needs ``time=``, and a *disorder* of *ttl* at most.
@@ -531,7 +543,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[S | None, T], tuple[S | None, Iterable[U]]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -544,7 +556,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         id: str,
         fn: Callable[[], Callable[[S | None, T], tuple[S | None, Iterable[U]]]],
         *,
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -558,7 +570,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[S | None, T, SideEmit], tuple[S | None, Iterable[U]]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -572,7 +584,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         fn: Callable[[], Callable[[S | None, T, SideEmit], tuple[S | None, Iterable[U]]]],
         *,
         outputs: Sequence[Output[Any]],
-        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        state: TypeForm[S] | None = ...,
         output: TypeForm[U] | None = ...,
         state_version: int = ...,
         migrations: Migrations | None = ...,
@@ -932,10 +944,6 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         for problem in kept.problems:
             self._builder.problem(problem)
         if ttl is not None:
-            if kept.codec is not None:
-                self._builder.problem(
-                    f"state= is a codec, {kept.codec.name!r}, and ttl= keeps a time with each state: give its type"
-                )
             kept, timed = kept_until(kept), Expiry(ttl)
         inputs = inputs or (self._origin,)
         origin = self._builder.add(

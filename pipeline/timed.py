@@ -1,4 +1,5 @@
-"""The base of what says, as data, how an operator keeps its state by time: a window, a join, a set of timers.
+"""The description of an operator that keeps its state by time: the base, and `ttl=`, `in_order` and `deduplicate`.
+Windows, joins and timers have modules of their own.
 
 The engine makes the operator by the class of it, and all refusals and descriptions go by its facts.
 """
@@ -6,9 +7,17 @@ The engine makes the operator by the class of it, and all refusals and descripti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
 
-from exactlyonce.pipeline.durations import write_durations
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.versions import VersionedState, parameter_type
+
+Order = Literal["time", "arrival"]
+"""How an operator takes the records of a key."""
 
 
 class Timed(ABC):
@@ -48,3 +57,134 @@ class Timed(ABC):
     @abstractmethod
     def __str__(self) -> str:
         """It in a line, for `explain`."""
+
+
+SLOTS = 16
+"""The slots of a time to live, or of what is left out as a duplicate: a state moves to a later one so often at most."""
+
+
+def shared_slot(end_ms: int, span_ms: int) -> int:
+    """The slot of what is over at *end_ms* and was kept for *span_ms*: at or less than a part of the span after it.
+
+    >>> shared_slot(1_001, 160), shared_slot(1_010, 160), shared_slot(1_001, 15)
+    (1010, 1010, 1001)
+    """
+    return end_ms + -end_ms % max(1, span_ms // SLOTS)
+
+
+@dataclass(frozen=True)
+class Expiry(Timed):
+    """A state has expired for a record *ttl* or more after the last record of its key.
+
+    What is kept of a key is (the time of its last record in ms, its state). Its slot ends at or after the moment from
+    which no record finds it.
+    """
+
+    ttl: Duration | Any
+    by_key = True
+
+    @property
+    def problems(self) -> list[str]:
+        return duration_problems(self.ttl, "ttl")
+
+    @cached_property
+    def ttl_ms(self) -> int:
+        return duration_ms(self.ttl, "ttl")
+
+    def slot(self, last_ms: int) -> int:
+        """The slot of a state whose last record was at *last_ms*."""
+        return shared_slot(last_ms + self.ttl_ms, self.ttl_ms)
+
+    def state_of(self, entry: Any) -> Any:
+        return get_args(entry)[1]
+
+    def describe(self) -> dict[str, Any]:
+        return {"ttl": self.ttl_ms}
+
+    def __str__(self) -> str:
+        return f"ttl {self.ttl}"
+
+
+def kept_until(kept: VersionedState) -> VersionedState:
+    """What is kept of a key whose state is *kept*: the time of its last record, too."""
+    return replace(
+        kept,
+        type=entry_type(kept.type),
+        migrations={version: _migrated(migrate) for version, migrate in kept.migrations.items()},
+    )
+
+
+def entry_type(state: Any) -> Any:
+    """The type of what is kept of a key with *state*."""
+    return UNKNOWN if state is UNKNOWN else tuple[int, state]
+
+
+def _migrated(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def migrated(entry: Any) -> Any:
+        return (entry[0], migrate(entry[1]))
+
+    migrated.__annotations__ = {"entry": entry_type(parameter_type(migrate))}
+    return migrated
+
+
+@dataclass(frozen=True)
+class InOrder(Timed):
+    """Gives the records of a key by time. A slot is the time of its records."""
+
+    @property
+    def problems(self) -> list[str]:
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        return {"in_order": "time"}
+
+    def __str__(self) -> str:
+        return "in order of time"
+
+    def kept_state(self, record: Any) -> Any:
+        """The type of what is kept for a slot: the records, each with its topic, partition and offset."""
+        return UNKNOWN if record is UNKNOWN else list[tuple[str, int, int, record]]
+
+
+@dataclass(frozen=True)
+class Deduplicate(Timed):
+    """Leaves out the records of a key within a time after one that it has given.
+
+    A slot is the time of held records, or an end of the time after a record that was given: these share slots.
+    """
+
+    within: Duration
+    order: Order | Any = "time"
+    by_key = True
+
+    @property
+    def problems(self) -> list[str]:
+        """The mistakes, each with its remedy."""
+        problems = duration_problems(self.within, "within")
+        if self.order not in get_args(Order):
+            problems.append(f"order={self.order!r} must be one of {', '.join(map(repr, get_args(Order)))}")
+        return problems
+
+    def describe(self) -> dict[str, Any]:
+        return {"deduplicate": self.within_ms, "order": self.order}
+
+    def __str__(self) -> str:
+        return f"within {self.within}, in order of {self.order}"
+
+    @cached_property
+    def within_ms(self) -> int:
+        return duration_ms(self.within)
+
+    def slot(self, time: int) -> int:
+        """The slot that remembers a record that was given at *time*: none that it leaves out comes later.
+
+        The table is fast with few slots. Two records of a key that are given are `within` apart, so each has its own.
+        """
+        return shared_slot(time + self.within_ms - 1, self.within_ms)
+
+    def kept_state(self, record: Any) -> Any:
+        """The type of what is kept for a slot: the time of a record that was given, and held records; see `InOrder`."""
+        held = InOrder().kept_state(record)
+        if self.order == "arrival":
+            return int
+        return UNKNOWN if held is UNKNOWN else tuple[int | None, held]  # type: ignore[valid-type]  # known here only

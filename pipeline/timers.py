@@ -1,4 +1,5 @@
-"""Handlers with timers: what `KeyedStream.process` and `co_process` take, and what they give to their methods.
+"""Handlers with timers: what `KeyedStream.process` and `co_process` take, what they give to their methods, and the
+handler of `batches`.
 
 Invariant: in order of time, the calls for a key are a function of its records: records and event timers come by time,
 and at one time records come first, by topic, partition and offset.
@@ -10,15 +11,17 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args
+from functools import cached_property, partial
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from exactlyonce.pipeline import functions, hints
+from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.event_time import END_OF_TIME
-from exactlyonce.pipeline.functions import Function
+from exactlyonce.pipeline.functions import Emit, Function
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.moments import NoTime, ms_of
-from exactlyonce.pipeline.output import Emit
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.sizes import is_count
+from exactlyonce.pipeline.timed import Order, Timed
 from exactlyonce.pipeline.versions import parameter_type
 from exactlyonce.pipeline.windows import moment
 
@@ -32,7 +35,6 @@ CLOCK = 1 << 62
 """The slots of timers by the clock begin here. No event is so late."""
 FOREVER = END_OF_TIME
 """The slot of a key's state."""
-Order = Literal["time", "arrival"]
 TAKES = ("key", "state", "record", "timers", "emit")
 
 
@@ -235,3 +237,69 @@ def shown_entry(slot: int, entry: Any) -> tuple[int | None, Any]:
     shown = {"timer": "clock" if slot > CLOCK else "event"} if entry[1] else {}
     held = [record for records in entry[2:] for *_, record in records]
     return slot - CLOCK if slot > CLOCK else slot, shown | ({"held": held} if held else {})
+
+
+T = TypeVar("T")
+Begun = tuple[int, list[T]]
+"""When a batch is given at the latest, in ms since 1970, and its records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches(Handling):
+    """How records are gathered."""
+
+    count: int | Any
+    timeout: Duration | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        problems = [] if self.timeout is None else duration_problems(self.timeout, "timeout")
+        if not is_count(self.count):
+            problems.insert(0, f"a batch of {self.count!r} records: give a whole number above 0")
+        return problems
+
+    @cached_property
+    def timeout_ms(self) -> int | None:
+        return None if self.timeout is None else duration_ms(self.timeout, "timeout")
+
+    @property
+    def function(self) -> Function:
+        """Makes the handler."""
+        return Function(partial(Gathers, self), "batches", factory=True)
+
+    def kept_state(self, record: Any) -> Any:
+        """The type of the state of a key."""
+        return UNKNOWN if record is UNKNOWN else tuple[int, list[record]]
+
+    def describe(self) -> dict[str, Any]:
+        return {"batches": self.order}
+
+    def __str__(self) -> str:
+        return f"of {self.count}" + (f", after {self.timeout} at the latest" if self.timeout else "")
+
+
+class Gathers(Generic[T]):
+    """The handler."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._count, self._timeout_ms = batches.count, batches.timeout_ms
+
+    def on_record(
+        self, key: Any, begun: Begun[T] | None, record: T, timers: Timers, emit: Emit[list[T]]
+    ) -> Begun[T] | None:
+        if begun is None:
+            begun = (0 if self._timeout_ms is None else (timers.clock.now_ms or 0) + self._timeout_ms), []
+            if self._timeout_ms is not None:
+                timers.clock.set(begun[0])
+        end_ms, records = begun
+        records.append(record)
+        if len(records) < self._count:
+            return begun
+        if self._timeout_ms is not None:
+            timers.clock.delete(end_ms)
+        emit(records)
+        return None
+
+    def on_clock(self, key: Any, begun: Begun[T] | None, at: datetime, timers: Timers, emit: Emit[list[T]]) -> None:
+        if begun is not None:
+            emit(begun[1])

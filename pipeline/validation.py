@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exactlyonce.pipeline import hints, schema, wire
+from exactlyonce.pipeline import hints, shape, wire
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
 from exactlyonce.pipeline.delivery import delivery_problems
+from exactlyonce.pipeline.durations import written_duration
 from exactlyonce.pipeline.enrich import Calls
-from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.source import Source
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timed import Expiry, Timed
 from exactlyonce.pipeline.timers import Handling
 from exactlyonce.pipeline.windows import Revised, Tumbling
 
@@ -27,10 +27,11 @@ _WANTED = {
 }
 """The missing consumer of unused records by the kind of their node, other than a sink."""
 _LETTING_NONE_OUT = (
-    Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE, Kind.ENRICH,
+    Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE,
+    Kind.ENRICH,
 )  # fmt: skip
 """The kinds that drop no record."""
-_PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
+_PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _key_by(graph, node)
     if node.kind is Kind.FEEDBACK:
         yield from _loop(graph, node)
-    if node.timed is not None:
-        yield from _timed(graph, node, node.timed)
+    if node.timed is not None or node.kind is Kind.WITH_TIME:
+        yield from _by_time(graph, node)
     if node.lookup is not None:
         yield from node.lookup.problems
     if node.kind in JOINS or node.kind is Kind.CO_PROCESS:
@@ -126,7 +127,7 @@ def _sink(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield f"topic {node.sink.topic!r} holds the checkpoints: write to another"
     if node.inputs[0].output == DEAD_LETTERS:
         yield from _letters(graph, node.sink.topic)
-    yield from delivery_problems(node.sink.delivery)
+    yield from delivery_problems(node.sink.delivery, to_kafka=node.sink.topic is not None)
     yield from node.sink.problems(type_)
 
 
@@ -139,13 +140,14 @@ def _letters(graph: LogicalGraph, topic: str | None) -> Iterator[str]:
             yield f"topic {topic!r} has the outputs of sink {node.id!r}: write dead letters to another"
 
 
-def _timed(graph: LogicalGraph, node: Node, timed: Timed) -> Iterator[str]:
+def _by_time(graph: LogicalGraph, node: Node) -> Iterator[str]:
     above, sides = graph.above(node.id), [read.node for read in node.inputs]
-    timing = graph.above(*sides, timing=True).union(sides)
-    yield from timed.problems
+    timing, timed = graph.above(*sides, timing=True).union(sides), node.timed
+    if timed is not None:
+        yield from timed.problems
     timeless = [source.id for source in graph.sources if source.id in timing and source.source is not None
                 and source.source.event_time is None]  # fmt: skip
-    if timeless and timed.needs_times:
+    if timeless and (timed is None or timed.needs_times):
         yield (
             f"{node.kind.value} goes by event time, and the records of {', '.join(map(repr, timeless))} have none: "
             f"give the source time=, as KafkaSource(..., time=lambda record: record.at)"
@@ -183,7 +185,7 @@ def _revised(graph: LogicalGraph, node: Node) -> Iterator[str]:
         )
 
 
-def _has_timers(timed: Timed) -> bool:
+def _has_timers(timed: Timed | None) -> bool:
     """Whether it may set timers of event time."""
     return isinstance(timed, Handling) and timed.on_time
 
@@ -193,12 +195,13 @@ def _ids(nodes: Iterable[Node]) -> set[str]:
 
 
 def _expiry(graph: LogicalGraph, timing: set[str], expiry: Expiry) -> Iterator[str]:
-    for source in graph.sources:
-        times = source.source.event_time if source.id in timing and source.source is not None else None
-        if times is not None and times.disorder_ms > expiry.ttl_ms:
+    for node in graph.nodes:
+        times = node.source.event_time if node.source is not None else None
+        disorder_ms = node.disorder_ms if times is None else times.disorder_ms
+        if node.id in timing and disorder_ms > expiry.ttl_ms:
             yield (
-                f"ttl={expiry.ttl!r} is shorter than disorder={times.disorder!r} of source {source.id!r}: records in "
-                f"time would find no state of those before them. Raise ttl=, or lower disorder="
+                f"ttl={expiry.ttl!r} is shorter than disorder={written_duration(disorder_ms)!r} of {node.kind.value} "
+                f"{node.id!r}: records in time would find no state of those before them. Raise ttl=, or lower disorder="
             )
 
 
@@ -248,12 +251,12 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield _unknown(graph, Input(node.id), "they may be sent to another process")
     elif problem := _problem(lambda: wire.describe(node.type)):
         yield f"records may be sent to another process, and {problem}"
-    if node.key_type is not UNKNOWN and (problem := _problem(lambda: schema.describe(node.key_type))):
+    if node.key_type is not UNKNOWN and (problem := _problem(lambda: shape.describe(node.key_type))):
         yield f"the key must be encoded, and {problem}"
     kinds = {*hints.members(node.key_type)} - {UNKNOWN}
     if node.partitioned and kinds - {str, bytes, int}:
         yield (
-            f"partitioned= is about the keys of messages, and these are {schema.type_name(node.key_type)}: make key_by "
+            f"partitioned= is about the keys of messages, and these are {shape.type_name(node.key_type)}: make key_by "
             f"return text, bytes or an int, as the messages have it, or leave it out"
         )
     above = graph.above(node.id)
@@ -299,7 +302,7 @@ def _lets_out(graph: LogicalGraph, loop: Node) -> bool:
 def _problem(describe: Callable[[], Any]) -> str | None:
     try:
         describe()
-    except schema.UnsupportedType as error:
+    except shape.UnsupportedType as error:
         return str(error)
     return None
 

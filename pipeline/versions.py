@@ -10,9 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exactlyonce.pipeline import functions, key_types, schema
-from exactlyonce.pipeline.avro import AvroCodec
+from exactlyonce.pipeline import functions, key_types, shape
 from exactlyonce.pipeline.hints import UNKNOWN
+
+KEPT_BY_AVRO = (
+    "is kept by an Avro schema, which this exactlyonce does not read any more. Run the pipeline once more by the "
+    "exactlyonce that wrote it, with the type of the state as state=, and with state_version raised and a migration: "
+    "what it writes then can be read."
+)
+"""The rest of a sentence about states of older versions."""
+
+
+def is_by_avro(written: Any) -> bool:
+    """Whether states of schema *written* are kept by an Avro schema, as older versions did."""
+    return isinstance(written, dict) and "avro" in written
 
 
 class MigrationStep(NamedTuple):
@@ -29,11 +40,10 @@ class VersionedState:
     """The type of a state in its present version."""
 
     type: Any
-    """Also an `AvroCodec`, whose schema stores the states and governs their evolution."""
     version: int = 1
     migrations: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """The function by version that converts a state to the next one. Without one, the names and defaults of fields
-    convert it, or Avro's rules."""
+    convert it."""
     key_type: Any = UNKNOWN
     """The annotated type of the keys."""
     drops_fields: bool = False
@@ -48,30 +58,25 @@ class VersionedState:
         return key_types.described(self.key_type)
 
     @property
-    def codec(self) -> AvroCodec[Any] | None:
-        """The codec of states, if there is one."""
-        return self.type if isinstance(self.type, AvroCodec) else None
-
-    @property
     def schema(self) -> Any:
         """The schema of states for checkpoints, with defaults, for code that lacks some of the fields. Raises
         `UnsupportedType`."""
-        return {"avro": self.codec.schema} if self.codec is not None else schema.describe(self.type, defaults=True)
+        return shape.describe(self.type, defaults=True)
 
     @property
     def layout(self) -> Any:
         """The schema of the bytes alone: part of the graph's fingerprint."""
-        return self.schema if self.codec is not None else schema.describe(self.type)
+        return shape.describe(self.type)
 
     @property
     def name(self) -> str:
         """The type of a state, for people."""
-        return schema.type_name(self.type if self.codec is None else self.codec.type)
+        return shape.type_name(self.type)
 
     @property
     def declared_name(self) -> str:
         """The type of the user's state, for people."""
-        return self.name if self.codec is not None else schema.type_name(self.declared(self.type))
+        return shape.type_name(self.declared(self.type))
 
     def steps(self, written: int) -> list[MigrationStep]:
         return [
@@ -83,13 +88,6 @@ class VersionedState:
     @property
     def problems(self) -> list[str]:
         problems = []
-        if self.codec is not None and (self.codec.schema_id is not None or self.codec.registry is not None):
-            problems.append("state= is an AvroCodec with schema_id= or registry=, which are for topics: leave them out")
-        if self.codec is not None and (lost := self.codec.dropped):
-            problems.append(
-                f"the schema of state= has fields that {self.name} lacks, {', '.join(lost)}, which the next write "
-                "would lose: add these fields to the type, or remove them from the schema"
-            )
         if self.version < 1:
             problems.append(f"state_version is {self.version}: versions begin at 1")
         for version in sorted(self.migrations):

@@ -15,11 +15,9 @@ from types import NoneType
 from typing import Any
 
 import msgspec
-from msgspec import inspect
 
-from exactlyonce.pipeline import hints, schema
-
-_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType)
+from exactlyonce.pipeline import hints, shape
+from exactlyonce.pipeline.shape import Form, shape_of
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,16 @@ def apart(type_: Any) -> dict[type, Any]:
     members = [member for member in hints.members(type_) if member is not NoneType]
     if len(members) < 2 or _is_decodable(type_) or not all(map(_is_decodable, members)):
         return {}
-    infos = [inspect.type_info(member) for member in members]
-    if not all(isinstance(info, _RECORDS) for info in infos):
+    records = [shape_of(member) for member in members]
+    if any(record.form is not Form.RECORD or record.is_mapping for record in records):
         return {}
-    classes = {schema.record_class(info): member for info, member in zip(infos, members, strict=True)}
+    classes = {record.cls: member for record, member in zip(records, members, strict=True)}
     return classes if len({class_.__name__ for class_ in classes}) == len(members) else {}
 
 
 def describe(type_: Any) -> Any:
     """The schema of the form; raises `UnsupportedType` if there is none."""
-    return schema.describe(wire_of(type_).type)
+    return shape.describe(wire_of(type_).type)
 
 
 def _is_decodable(type_: Any) -> bool:

@@ -2,8 +2,8 @@
 and one that prints.
 
 `writer` and `committer` are the seams to engines; `refusals` has the error texts of stores, `ledger` the rules of their
-ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `prepared/` (rows wait in the store), `sql/`
-(tables of any database) and `lake/` (tables of files).
+ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `sql/` (tables of any database) and `lake/`
+(tables of files).
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported on first use: a
 process starts with the sinks of its pipeline alone.
@@ -77,6 +77,17 @@ _MODULES = {
     "WriteAheadSink": "write_ahead.sink",
     "WriterContext": "writer",
 }
+
+STORES = {
+    "postgres": "PostgresSink",
+    "mysql": "MySQLSink",
+    "mariadb": "MySQLSink",
+    "redis": "RedisSink",
+    "files": "FileSink",
+    "delta": "DeltaSink",
+    "iceberg": "IcebergSink",
+}
+"""The stores beside Kafka, by the names that options give them; other packages announce theirs as entry points."""
 
 if not TYPE_CHECKING:  # else mypy would accept any name
 

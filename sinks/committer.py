@@ -6,7 +6,7 @@ Invariant: any process may repeat a request at any time, and its effect comes on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -117,15 +117,6 @@ class Inspectable(Protocol):
 
     def look(self) -> StoreView | None:
         """None: this store cannot be looked at."""
-
-
-@runtime_checkable
-class RollsBack(Protocol):
-    """A committer whose staged output holds resources of the store, as prepared transactions hold locks."""
-
-    def roll_back(self, names: Collection[str], incarnation: int, origin: str) -> list[str]:
-        """Roll back those of *names* that wait; -> them. All incarnations up to *incarnation* must have been fenced, so
-        that nobody can decide on them any more. Changes nothing if the ledger is not of *origin*."""
 
 
 @dataclass(frozen=True, kw_only=True)

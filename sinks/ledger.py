@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
+from exactlyonce.checkpoint.commits.stores import ForeignLedger, LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced
 
@@ -104,7 +104,7 @@ class SinkLedger(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self)
 
     def fenced(self, pipeline: str, sink: str, incarnation: int, origin: str) -> SinkLedger:
-        """The ledger to write at `LedgerStore.fence`, or the error to raise there."""
+        """The ledger to write at `Store.fence`, or the error to raise there."""
         begun_for = self.origin or origin
         require_writer(pipeline, sink, incarnation, origin, newest=self.incarnation, begun_for=begun_for)
         return msgspec.structs.replace(self, incarnation=incarnation, origin=origin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_origin
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.records import Record
 
@@ -28,9 +28,9 @@ def codec_problems(codec: Callable[[Any], Codec[Any]], type_: Any) -> Iterator[s
     """The reasons why a stream of *type_* cannot be encoded by *codec*, which makes the codec for a type."""
     try:
         encoded = hints.without_none(codec(type_).type)
-    except schema.UnsupportedType as error:
+    except shape.UnsupportedType as error:
         yield str(error)
         return
     held = hints.without_none(value_type(type_))
     if isinstance(encoded, type) and isinstance(held, type) and encoded not in held.__mro__:
-        yield f"value= encodes {schema.type_name(encoded)}, and the stream is of {schema.type_name(held)}"
+        yield f"value= encodes {shape.type_name(encoded)}, and the stream is of {shape.type_name(held)}"

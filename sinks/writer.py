@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.checkpoint.records.manifest import BlockRef, Precommit, StagedAck
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
 
 if TYPE_CHECKING:  # else each description would load the schemas of the checkpoint topic
     from exactlyonce.checkpoint.block_storage import Ticket
@@ -120,6 +119,22 @@ class IntervalWriter:
         """Nothing is in progress."""
 
 
+@dataclass(frozen=True)
+class WaitingWriter:
+    """Gives outputs to a writer where nothing else is to be done, and so waits while that has no room."""
+
+    writer: SinkWriter
+    wait: Callable[[], object]
+    """Waits a moment for what the writer has in flight elsewhere."""
+
+    def write(self, outputs: Any) -> None:
+        self.writer.write(outputs)
+        self.writer.poll()
+        while not self.writer.room:
+            self.wait()
+            self.writer.poll()
+
+
 class GrantedWriter(SinkWriter, Protocol):
     """A writer that uses only transactional ids granted by the coordinator; see `Sink.transactional`."""
 
@@ -153,7 +168,12 @@ class WriterClients(Protocol):
     def clock(self) -> Clock: ...
 
     def producers(self, topic: str, partitioner: str | None) -> Any:
-        """The `sinks.kafka.producers.Producers` of a sink's subtask that writes to *topic* by *partitioner*."""
+        """The `sinks.kafka.writer.Producers` of a sink's subtask that writes to *topic* by *partitioner*."""
+
+
+def opens_none(text: str) -> None:
+    """Called in place of `WriterContext.prepared` and `note` where they must not be."""
+    raise InvariantViolation(f"a task opens no transaction here, and gives up no record: {text}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +187,13 @@ class WriterContext:
     attempt: int
     type: Any
     """The records' type."""
-    slots: int
-    """The number of transactions it may have at once."""
     clients: WriterClients
     staging: BlockStaging
-    prepared: Callable[[str], None]
+    slots: int = 0
+    """The number of transactions it may have at once."""
+    prepared: Callable[[str], None] = opens_none
     """Called with each transactional id whose producer is ready to be granted."""
-    note: Callable[[str], None]
+    note: Callable[[str], None] = opens_none
     """Called, on the worker's loop, with a sentence for the operator."""
     partitions: int | None = None
     """The number of partitions of the sink's topic, if it has one."""

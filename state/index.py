@@ -35,7 +35,7 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: int
     max_parallelism: int
     schema: Any
-    """`VersionedState.schema` of the states; an Avro schema is that of all blocks."""
+    """`VersionedState.schema` of the states."""
     credit: float = 0.0
     """`Merging.credit` at this checkpoint."""
     version: int = 1

@@ -1,55 +1,32 @@
 """The type of an operator's state: its encoding, its clones, and the older states that it can be restored from.
 
-Everything that a checked `encode` returns, `decode` accepts: a snapshot that cannot be restored would only be noticed
-when it is needed. States with an Avro schema lie in the same msgpack array as others, each as a byte string, and the
-index has their writer's schema. If the schema or the version changes, a table's first snapshot writes the state whole.
-So all states of a checkpoint are of one version, and once it is taken no older one is read any more. The same holds if
-fields are dropped, so that they do not come back with newer code.
+States are msgpack arrays by their type, fields by their names. Everything that a checked `encode` returns, `decode`
+accepts: a snapshot that cannot be restored would only be noticed when it is needed. If the version changes, a table's
+first snapshot writes the state whole. So all states of a checkpoint are of one version, and once it is taken no older
+one is read any more. The same holds if fields are dropped, so that they do not come back with newer code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from operator import methodcaller
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from exactlyonce.pipeline import key_types
-from exactlyonce.pipeline.avro import FASTAVRO_TYPES, AvroCodec, as_msgpack, avro_of
-from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
-from exactlyonce.pipeline.exactness import inexact
-from exactlyonce.pipeline.schema import record_class
+from exactlyonce.pipeline.lossy import lossy
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
-from exactlyonce.pipeline.versions import MigrationStep, VersionedState
+from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, described_shape, shape_of
+from exactlyonce.pipeline.versions import KEPT_BY_AVRO, MigrationStep, VersionedState, is_by_avro
 from exactlyonce.state.errors import BEGIN_EMPTY, UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
 S = TypeVar("S")
 
 _encode = msgspec.msgpack.Encoder().encode
 _raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_byte_string = msgspec.msgpack.Decoder(bytes)
-_byte_strings = msgspec.msgpack.Decoder(list[bytes])
-_IMMUTABLE = (
-    inspect.NoneType,
-    inspect.BoolType,
-    inspect.IntType,
-    inspect.FloatType,
-    inspect.StrType,
-    inspect.BytesType,
-    inspect.DateTimeType,
-    inspect.DateType,
-    inspect.TimeType,
-    inspect.TimeDeltaType,
-    inspect.UUIDType,
-    inspect.DecimalType,
-    inspect.EnumType,
-    inspect.LiteralType,
-)
-
-
 _NOT_OF_TYPE = (TypeError, ValueError, OverflowError, RecursionError)
 """Errors of encoding and decoding values of another type."""
 _FIT = "Keep every old field under its name and give new ones a default"
@@ -60,91 +37,32 @@ class RawState(NamedTuple):
     msgpack: bytes
 
 
-class _Packing(Protocol[S]):
-    """The encoding of states as msgpack, one by one or as an array."""
-
-    def pack(self, state: S) -> bytes: ...
-
-    def unpack(self, packed: bytes) -> S: ...
-
-    def encode(self, states: Sequence[S]) -> bytes: ...
-
-    def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
-        """The states in *encoded*, whose schema was *written*."""
-
-    def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
-        """The difference between *states* and *decoded*; empty if there is none."""
-
-
-class _ByType(Generic[S]):
-    """States as msgpack by their type: fields by their names."""
-
-    def __init__(self, type_: Any) -> None:
-        self.pack = self.encode = _encode
-        self.unpack = msgspec.msgpack.Decoder(type_).decode
-        self._decode = msgspec.msgpack.Decoder(list[type_]).decode
-
-    def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
-        return self._decode(encoded)
-
-    def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
-        if _encode(decoded) == encoded:
-            return ""
-        try:
-            return _difference(*map(_comparable, (states, decoded)))
-        except TypeError:  # a dict has keys that are records
-            return "" if decoded == list(states) else "some of it is lost"
-
-
-class _ByAvro(Generic[S]):
-    """States as byte strings of Avro, without its schema."""
-
-    def __init__(self, codec: AvroCodec[S]) -> None:
-        self._codec = codec
-
-    def pack(self, state: S) -> bytes:
-        return _encode(self._codec.encode_strictly(state))
-
-    def unpack(self, packed: bytes) -> S:
-        return self._codec.decode(_byte_string.decode(packed))
-
-    def encode(self, states: Sequence[S]) -> bytes:
-        return _encode(list(map(self._codec.encode_strictly, states)))
-
-    def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
-        schema = avro_of(written)
-        read = self._codec.decode if schema == self._codec.schema else self._codec.decoder_from(schema)
-        return list(map(read, _byte_strings.decode(encoded)))
-
-    def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
-        return "" if decoded == list(states) else _difference(*map(_comparable, (states, decoded)))
-
-
 class StateType(Generic[S]):
-    """Encodes, decodes and clones the states of one operator; *type_* is their type, an `AvroCodec` of it, or a
-    `VersionedState`."""
+    """Encodes, decodes and clones the states of one operator; *type_* is their type, or a `VersionedState`."""
 
     def __init__(self, operator: str, type_: Any) -> None:
         self._versioned = type_ if isinstance(type_, VersionedState) else VersionedState(type_)
-        codec = self._versioned.codec
-        type_ = self._versioned.type if codec is None else codec.type
+        type_ = self._versioned.type
         self.operator = operator
         self.version = self._versioned.version
         self.name, self.drops_fields = self._versioned.name, self._versioned.drops_fields
         self.schema, self.keys = self._versioned.schema, self._versioned.keys
-        self._plain: _ByType[S] = _ByType(type_)
-        self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
-        info = inspect.type_info(type_)
-        self._changes = inexact(type_, by_schema=codec is not None)
-        self._parts = _mutable_parts(info)
+        self._decode: Callable[[bytes | memoryview], list[S]] = msgspec.msgpack.Decoder(list[type_]).decode
+        self._decode_one: Callable[[bytes], S] = msgspec.msgpack.Decoder(type_).decode
+        shape = shape_of(type_)
+        self._changes = lossy(type_)
+        self._parts = _mutable_parts(shape)
         self.mutable = self._parts != frozenset()
         self._dropped: tuple[Any, list[str]] | None = None
         """A schema, and its `dropped`."""
+        self._described = described_shape(self.schema)
+        self._old: tuple[Any, Shape] | None = None
+        """Likewise, and its shape."""
         self.sharing: dict[type, bool] = {}
         """Results of `shares` by class."""
         self._decoded_classes: set[type] = set()
         """The classes of states that were checked, as they were decoded."""
-        self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
+        self.clone: Callable[[S], S] = _flat_clone(shape) or self._clone_by_codec
 
     @property
     def form(self) -> Any:
@@ -154,21 +72,17 @@ class StateType(Generic[S]):
     def may_share_chain(self, written: Any, version: int) -> bool:
         """Whether blocks with states of schema *written* and of *version* may be in a chain with today's.
 
-        An index has one Avro schema; msgpack names its own fields. States of an older version would be misread by code
-        without its migrations, and dropped fields would not be gone.
+        States of an older version would be misread by code without its migrations, and dropped fields would not be
+        gone.
         """
-        if [version, written] == self.form:
-            return True
-        if version != self.version or _by_avro(written) or _by_avro(self.schema):
-            return False
-        return not self.dropped(written, version)
+        return [version, written] == self.form or (version == self.version and not self.dropped(written, version))
 
     def dropped(self, written: Any, version: int) -> list[str]:
         """Paths of the fields in states of schema *written* and of *version* that today's states lack.
 
         They may be dropped if they have their defaults, or by `VersionedState.drops_fields`.
         """
-        if version != self.version or written == self.schema or _by_avro(written) or _by_avro(self.schema):
+        if version != self.version or written == self.schema:
             return []
         if self._dropped is None or self._dropped[0] is not written:
             self._dropped = written, lost(written, self.schema, self.name)
@@ -180,7 +94,9 @@ class StateType(Generic[S]):
         All of them, if only the state's type could read it.
         """
         try:
-            return changed(msgspec.msgpack.decode(packed), written, self.schema, self.name)
+            if self._old is None or self._old[0] is not written:
+                self._old = written, described_shape(written)
+            return changed(msgspec.msgpack.decode(packed), self._old[1], self._described, self.name)
         except (msgspec.DecodeError, TypeError):
             return self.dropped(written, self.version)
 
@@ -203,65 +119,42 @@ class StateType(Generic[S]):
             self._decoded_classes.update(map(type, decoded))
             return encoded
         try:
-            return self._packing.encode(states)
+            return _encode(states)
         except _NOT_OF_TYPE as error:
-            raise self._unstorable(states, error) from error
+            raise self._unstorable(error) from error
 
     def _encoded(self, states: Sequence[S]) -> tuple[bytes, list[S]]:
         """*states* as msgpack, and decoded again."""
         try:
-            encoded = self._packing.encode(states)
-            decoded = self._packing.decode(encoded, self.schema)
+            encoded = _encode(states)
+            decoded = self._decode(encoded)
         except _NOT_OF_TYPE as error:
-            raise self._unstorable(states, error) from error
+            raise self._unstorable(error) from error
         changed = next(filter(None, map(self._changes, states)), "")
-        if changed := changed or self._packing.changed(states, encoded, decoded):
-            raise self._inexact(changed)
-        return encoded, decoded
-
-    def _inexact(self, changed: str) -> StateUnstorable:
-        if self._packing is self._plain:
-            return StateUnstorable(
+        if changed := changed or _changed(states, encoded, decoded):
+            raise StateUnstorable(
                 f"A state of operator {self.operator!r} would not come back from a checkpoint as it was: {changed}. "
                 f"Its function returned it as {self._versioned.declared_name}: declare a type by state= that says all "
                 f"of it, or return what this type can hold."
             )
-        return StateUnstorable(
-            f"The Avro schema of operator {self.operator!r} cannot hold a state exactly: {changed}. Give state= a "
-            "schema that can, as double for float, micros for millis, or a larger scale or size; or round the "
-            "value before it is returned."
-        )
+        return encoded, decoded
 
-    def _unstorable(self, states: Sequence[S], error: Exception) -> StateUnstorable:
-        if self._packing is not self._plain and self._of_type(states):
-            return StateUnstorable(
-                f"A state of operator {self.operator!r} does not fit its Avro schema: {error}. Give state= a schema "
-                "that takes it. For a field that its type's omit_defaults leaves out, this is one with the field's "
-                "default; or do without omit_defaults."
-            )
+    def _unstorable(self, error: Exception) -> StateUnstorable:
         name = self._versioned.declared_name
         return StateUnstorable(
             f"A state of operator {self.operator!r} is not a valid {name}: {error}. Its function returned this state: "
             f"return {name}, or declare another type by state=."
         )
 
-    def _of_type(self, states: Sequence[S]) -> bool:
-        """Whether all *states* are of the type, without regard to a schema."""
-        try:
-            self._plain.decode(self._plain.encode(states), None)
-        except _NOT_OF_TYPE:
-            return False
-        return True
-
     def pack(self, states: Sequence[S]) -> list[bytes]:
         """Each of *states* by itself; `joined`, they equal the result of `encode`. Raises like `encode`."""
         self.encode(states)
-        return list(map(self._packing.pack, states))
+        return list(map(_encode, states))
 
     def unpack(self, packed: bytes) -> S:
         """One state. Raises like `decode`."""
         try:
-            return self._packing.unpack(packed)
+            return self._decode_one(packed)
         except UNDECODABLE:
             return self.decode(joined([packed]), self.schema)[0]
 
@@ -273,24 +166,22 @@ class StateType(Generic[S]):
     def decode(self, encoded: bytes | memoryview, written: Any, version: int | None = None) -> list[S]:
         """The states in *encoded*, of schema *written* and of *version*, by default the present one."""
         version = self.version if version is None else version
-        self._require_known(version)
+        self._require_known(written, version)
         same = (written, version) == (self.schema, self.version)
         try:
             if steps := self._versioned.steps(version):
-                return self._plain.decode(self._migrated(encoded, written, steps), written)
+                return self._decode(self._migrated(encoded, steps))
             if not same and not self.drops_fields and self.dropped(written, version):
                 self._require_defaults(encoded, written)
-            return self._packing.decode(encoded, written)
+            return self._decode(encoded)
         except UNDECODABLE as error:
-            if same or not (_by_avro(written) or isinstance(error, msgspec.ValidationError)):
+            if same or not isinstance(error, msgspec.ValidationError):
                 raise damaged_block(self.operator, str(error)) from error
             raise self._incompatible(written, str(error)) from error
 
-    def _migrated(self, encoded: bytes | memoryview, written: Any, steps: Sequence[MigrationStep]) -> bytes:
-        """The states in *encoded*, of schema *written*, after *steps*, as msgpack of today's type."""
+    def _migrated(self, encoded: bytes | memoryview, steps: Sequence[MigrationStep]) -> bytes:
+        """The states in *encoded* after *steps*, as msgpack of today's type."""
         states: list[Any] = _raw.decode(encoded)
-        if _by_avro(written):
-            states = list(map(as_msgpack(avro_of(written)), map(_byte_string.decode, states)))
         for step, taken, migration in steps:
             try:
                 states = [_encode(migration(msgspec.msgpack.decode(state, type=taken))) for state in states]
@@ -315,7 +206,9 @@ class StateType(Generic[S]):
             f"that wrote them; or give them up by --allow-dropped-fields; or raise state_version, with a migration."
         )
 
-    def _require_known(self, version: int) -> None:
+    def _require_known(self, written: Any, version: int) -> None:
+        if is_by_avro(written):
+            raise StateIncompatible(f"The checkpoint's state of operator {self.operator!r} {KEPT_BY_AVRO}")
         if version > self.version:
             raise StateIncompatible(
                 f"The checkpoint's state of operator {self.operator!r} is of version {version}, and the pipeline knows "
@@ -328,12 +221,8 @@ class StateType(Generic[S]):
         States of an older *version* may lose fields by migration. `decode` checks the defaults of other `dropped` ones.
         """
         version = self.version if version is None else version
-        self._require_known(version)
+        self._require_known(written, version)
         steps = self._versioned.steps(version)
-        if _by_avro(written) or _by_avro(self.schema):
-            if not steps and (unresolved := _unresolved(written, self.schema)):
-                raise self._incompatible(written, "; ".join(unresolved))
-            return
         if version == self.version:
             may_go = has_default if not self.drops_fields else lambda field: True
             if gone := lost(written, self.schema, self.name, may_go):
@@ -371,10 +260,9 @@ class StateType(Generic[S]):
 
     def _incompatible(self, written: Any, why: str) -> StateIncompatible:
         old, new = (msgspec.json.encode(schema).decode() for schema in (written, self.schema))
-        fit = "Let Avro's rules lead from one to the other" if _by_avro(written) and _by_avro(self.schema) else _FIT
         return StateIncompatible(
             f"The checkpoint's state of operator {self.operator!r} cannot be read as {self.name}: {why}. It was written"
-            f" as {old}; the pipeline now declares {new}. {fit}; or raise state_version, with a migration where that"
+            f" as {old}; the pipeline now declares {new}. {_FIT}; or raise state_version, with a migration where that"
             " does not tell how; or start over with `exactlyonce reset`."
         )
 
@@ -412,21 +300,19 @@ def array_head(count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big")
 
 
-def _by_avro(schema: Any) -> bool:
-    return avro_of(schema) is not None
-
-
-def _unresolved(old: Any, new: Any) -> list[str]:
-    """Why states of schema *old* are not read as *new*; at least one of them is Avro's."""
-    if _by_avro(old) and _by_avro(new):
-        return AvroResolution(avro_of(old), avro_of(new)).problems
-    was, now = ("by an Avro schema" if _by_avro(schema) else "by a type alone" for schema in (old, new))
-    return [f"it was kept {was}, and is declared {now}"]
+def _changed(states: Sequence[Any], encoded: bytes, decoded: list[Any]) -> str:
+    """The difference between *states* and *decoded*; empty if there is none."""
+    if _encode(decoded) == encoded:
+        return ""
+    try:
+        return _difference(*map(_comparable, (states, decoded)))
+    except TypeError:  # a dict has keys that are records
+        return "" if decoded == list(states) else "some of it is lost"
 
 
 def _comparable(states: Sequence[Any]) -> Any:
     """The fields of *states*, whether their types compare them or not; sets are ordered."""
-    return msgspec.to_builtins(states, builtin_types=FASTAVRO_TYPES, order="deterministic")
+    return msgspec.to_builtins(states, builtin_types=(bytes, Decimal), order="deterministic")
 
 
 def _difference(one: Any, other: Any, path: str = "") -> str:
@@ -442,38 +328,26 @@ def _difference(one: Any, other: Any, path: str = "") -> str:
     return next(filter(None, (_difference(was, now, at) for at, was, now in inner)), "")
 
 
-def _mutable(info: inspect.Type) -> bool:
-    """Whether a value of this type can change in place; True if that is unknown."""
-    return _mutable_parts(info) != frozenset()
+def _mutable(shape: Shape) -> bool:
+    """Whether a value can change in place; True if that is unknown."""
+    return _mutable_parts(shape) != frozenset()
 
 
-def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> frozenset[type] | None:
-    """The classes of the mutable parts of a value of this type; None: unknown."""
-    own: set[type] = set()
-    inner: Iterable[inspect.Type] = ()
-    if isinstance(info, _IMMUTABLE):
-        return frozenset()
-    if isinstance(info, inspect.Metadata):
-        inner = [info.type]
-    elif isinstance(info, inspect.UnionType):
-        inner = info.types
-    elif isinstance(info, inspect.TupleType):
-        inner = info.item_types
-    elif isinstance(info, inspect.FrozenSetType | inspect.VarTupleType):
-        inner = [info.item_type]
-    elif isinstance(info, inspect.ListType | inspect.SetType):
-        own, inner = {list if isinstance(info, inspect.ListType) else set}, [info.item_type]
-    elif isinstance(info, inspect.DictType):
-        own, inner = {dict}, [info.key_type, info.value_type]
-    elif isinstance(info, inspect.ByteArrayType):
-        own = {bytearray}
-    elif isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType):
-        if info.cls in seen:
+def _mutable_parts(shape: Shape, seen: frozenset[Shape] = frozenset()) -> frozenset[type] | None:
+    """The classes of the mutable parts of a value; None: unknown."""
+    inner = (*shape.parts, *(field.shape for field in shape.fields))
+    match shape.form:
+        case Form.ANY | Form.OTHER:
+            return None
+        case Form.RECORD if shape in seen:
             return frozenset()
-        seen |= {info.cls}
-        own, inner = set() if _frozen(info) else {record_class(info)}, [field.type for field in info.fields]
-    else:
-        return None
+        case Form.RECORD:
+            seen |= {shape}
+            own = set() if shape.is_frozen else {shape.cls}
+        case Form.DICT | Form.LIST | Form.SET | Form.BYTES:
+            own = {shape.type} - _IMMUTABLE
+        case _:
+            own = set()
     for part in inner:
         parts = _mutable_parts(part, seen)
         if parts is None:
@@ -482,30 +356,21 @@ def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> f
     return frozenset(own)
 
 
+_IMMUTABLE = {bytes, tuple, frozenset}
+
+
 def _parts_of(class_: type) -> frozenset[type] | None:
     """The classes of the mutable parts of a value of *class_*; None: unknown."""
     try:
-        return _mutable_parts(inspect.type_info(class_))
-    except (TypeError, NameError):  # msgspec does not know it, or not yet
+        return _mutable_parts(shape_of(class_))
+    except UnsupportedType:  # msgspec does not know it, or not yet
         return None
 
 
-def _frozen(info: inspect.StructType | inspect.DataclassType | inspect.NamedTupleType) -> bool:
-    if isinstance(info, inspect.StructType):
-        return bool(record_class(info).__struct_config__.frozen)
-    if isinstance(info, inspect.DataclassType):
-        return bool(getattr(info.cls, "__dataclass_params__").frozen)  # noqa: B009 - not on the type that mypy sees
-    return True
-
-
-def _flat_clone(info: inspect.Type) -> Callable[[Any], Any] | None:
-    """A quick copy, if the type is a container of immutable values."""
-    if isinstance(info, inspect.ListType) and not _mutable(info.item_type):
+def _flat_clone(shape: Shape) -> Callable[[Any], Any] | None:
+    """A quick copy, if the type is a container of immutable values; keys of a dict do not change."""
+    if shape.type in (list, set, dict) and not _mutable(shape.parts[-1]):
         return methodcaller("copy")
-    if isinstance(info, inspect.SetType) and not _mutable(info.item_type):
-        return methodcaller("copy")
-    if isinstance(info, inspect.DictType) and not _mutable(info.value_type):
-        return methodcaller("copy")
-    if isinstance(info, inspect.StructType) and not any(_mutable(field.type) for field in info.fields):
+    if shape.is_struct and not any(_mutable(field.shape) for field in shape.fields):
         return methodcaller("__copy__")
     return None

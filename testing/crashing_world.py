@@ -17,7 +17,7 @@ from typing import Any, cast
 from confluent_kafka import Message
 
 from exactlyonce.checkpoint.events import End
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE

@@ -40,7 +40,7 @@ class StoreServer(Protocol):
     """The server of a connection; each request is atomic."""
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
-        """See `LedgerStore.fence`."""
+        """See `Store.fence`."""
 
     def apply(self, rows: Sequence[bytes], entry: LedgerEntry) -> bool:
         """See `Store.apply`."""

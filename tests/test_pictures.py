@@ -10,7 +10,7 @@ import pytest
 from drawing import COLOURS
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.sinks.kafka.transaction_pool import SlotState
+from exactlyonce.sinks.kafka.writer import SlotState
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 SCRIPT = runpy.run_path(str(PICTURES / "draw.py"))

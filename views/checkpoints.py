@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
-from exactlyonce.checkpoint.records.stats import CheckpointStats, slowest, slowest_first
+from exactlyonce.checkpoint.records.manifest import CheckpointStats, Finalized, Manifest, slowest, slowest_first
 from exactlyonce.checkpoint.requests import DecisionRecord
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_log, read_topic, stable_end
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, found

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, cast
 
-from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.checkpoint.records.manifest import transaction_prefix
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic

@@ -19,7 +19,8 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import Storages
-from exactlyonce.engines.ending.waiting import (
+from exactlyonce.engines.external_checks.stores import PipelineStores
+from exactlyonce.engines.pending_output import (
     BY_NAME,
     DROPPED,
     StagedOutput,
@@ -28,8 +29,7 @@ from exactlyonce.engines.ending.waiting import (
     open_ids,
     with_hidden,
 )
-from exactlyonce.engines.surroundings.stores import PipelineStores
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 from exactlyonce.views.unclaimed_blocks import BlockSurvey, survey
@@ -41,29 +41,29 @@ class WaitingView(NamedTuple):
     """Why a store was not asked, or may not have shown all, by sink."""
 
 
-def waiting_output(config: ClientConfig, traces: Traces, graph: LogicalGraph | None) -> WaitingView:
+def waiting_output(config: ClientConfig, resources: PipelineResources, graph: LogicalGraph | None) -> WaitingView:
     """All waiting output of the pipeline; *graph*, if its module was given, tells where its stores are."""
     with closing(Transactions(config)) as transactions, closing(Topics(config)) as topics:
-        listed = open_ids(transactions, traces.pipeline)
-        open_output = with_hidden(topics, find_transactions(transactions, listed, traces.history))
-    staged = find_staged(config, traces, graph)
+        listed = open_ids(transactions, resources.pipeline)
+        open_output = with_hidden(topics, find_transactions(transactions, listed, resources.history))
+    staged = find_staged(config, resources, graph)
     refusing = {sink: view.problem for sink, view in staged.views.items() if view.problem}
     return WaitingView([*open_output, *staged.waiting], {**staged.unasked, **refusing})
 
 
-def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None) -> StagedOutput:
+def find_staged(config: ClientConfig, resources: PipelineResources, graph: LogicalGraph | None) -> StagedOutput:
     """The output that waits for stores, and the views of these stores."""
-    output, history = StagedOutput(), traces.history
+    output, history = StagedOutput(), resources.history
     if history is None or history.latest is None:
         return output
-    with closing(Storages(config, find_topic(config, traces.pipeline))) as storages:
+    with closing(Storages(config, find_topic(config, resources.pipeline))) as storages:
         if graph is not None:
             with closing(PipelineStores(graph, storages.of(history.storage))) as stores:
                 output.look_at(stores)
-        for sink in traces.stores():
+        for sink in resources.stores():
             if sink not in output.views:
                 output.unasked.setdefault(sink, BY_NAME)
-        sinks = {*traces.stores(), *output.views}
+        sinks = {*resources.stores(), *output.views}
         if not sinks:
             return output
         blocks = survey(storages, history, deep=False)
@@ -91,5 +91,5 @@ def _rows(blocks: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput
             name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
             where=f"{counted(len(refs), 'block')} of {described(storage)}, {size}",
-            started_at_ms=blocks.written_at_ms(refs), next=DROPPED, holds=False,
+            started_at_ms=blocks.written_at_ms(refs), next=DROPPED,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from exactlyonce.checkpoint.block_storage import Scanned, UnreadableBlock
-from exactlyonce.checkpoint.orphans import first_places
+from exactlyonce.checkpoint.kept_blocks import first_places
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC

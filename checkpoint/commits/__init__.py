@@ -1,5 +1,4 @@
-"""The commit of pre-committed output: one protocol for each family of sinks. Pure.
+"""The commit of pre-committed output for each family of sinks: `kafka`, and `stores` for any with a ledger. Pure.
 
-`protocol` is the seam that a leader sees; `of_transactions` is Kafka's, `of_stores` that of whatever store keeps a
-ledger. May import `pipeline`, the vocabulary of requests, the records and the transactions.
+The seam that a leader sees is `decision.CommitProtocol`. May import `decision`, and what that may.
 """

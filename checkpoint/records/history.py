@@ -17,9 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, Decision, DecisionKey, ManifestPart, decode
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair, named_by
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.references import named_by
 from exactlyonce.pipeline.errors import Halt, require
 
 SILENCE_MS = 30_000

@@ -1,23 +1,179 @@
-"""The manifest and the other decisions, as data.
+"""The records of the checkpoint topic, as data: the manifest, what it names, and the other decisions.
 
 A manifest is the one record whose durability makes a checkpoint complete. It holds references, never state, and stays
 under `MANIFEST_SIZE_MAX` bytes. References name bytes by their SHA-256, so a reader knows that a block is the one that
 was written.
+
+A transactional id names exactly one attempt of one sink subtask of one pipeline, is parsed whole, and is not used again
+before the checkpoint that used it is finalized. A committable names exactly one transaction: its producer id and epoch
+were read before its first record was produced. The figures that explain how long a checkpoint took are written with its
+mark, and no recovery needs them: older marks have none, and an unreadable one is as if it had none. A history keeps
+them packed, for it may have thousands.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
+
+_ID = r"[A-Za-z0-9_-]+"
+_ATTEMPT = rf"\d+(?:-{_ID})?"
+_PATTERN = re.compile(rf"eo:({_ID}):({_ID}):(\d+):(\d+)\.({_ATTEMPT}):({_ID})\Z", re.ASCII)
+
+
+class TransactionalId(msgspec.Struct, frozen=True):
+    """`eo:<pipeline>:<sink>:<subtask>:<incarnation>.<attempt>:<slot>`."""
+
+    pipeline: str
+    sink: str
+    subtask: int
+    incarnation: int
+    attempt: str
+    """The number of the attempt; more may follow after a hyphen."""
+    slot: str
+
+    def __str__(self) -> str:
+        return f"eo:{self.pipeline}:{self.sink}:{self.subtask}:{self.incarnation}.{self.attempt}:{self.slot}"
+
+    @property
+    def written_in(self) -> tuple[int, int]:
+        """Incarnation and number of the attempt: a later one is greater."""
+        return self.incarnation, int(self.attempt.split("-")[0])
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionalId | None:
+        """The id that *text* spells whole, or None: then it is not ours and must not be touched.
+
+        >>> TransactionalId.parse("eo:totals:out:0:3.1:2").incarnation
+        3
+        >>> TransactionalId.parse("eo:totals:coordinator") is None
+        True
+        """
+        match = _PATTERN.match(text)
+        if match is None:
+            return None
+        pipeline, sink, subtask, incarnation, attempt, slot = match.groups()
+        return cls(pipeline, sink, int(subtask), int(incarnation), attempt, slot)
+
+
+def coordinator_id(pipeline: str) -> str:
+    """The transactional id whose initialisation fences every older coordinator of *pipeline*."""
+    return f"eo:{pipeline}:coordinator"
+
+
+def erased_id(pipeline: str, incarnation: int) -> str:
+    """The transactional id that marks everything of *pipeline* up to *incarnation* as deleted on purpose.
+
+    The broker keeps it as long as the ids that tell a lost checkpoint topic from a new pipeline.
+    """
+    return f"eo:{pipeline}:erased:{incarnation}"
+
+
+def erased_incarnation(pipeline: str, transactional_id: str) -> int:
+    """The incarnation in an `erased_id`; 0 in any other id.
+
+    >>> erased_incarnation("totals", "eo:totals:erased:7")
+    7
+    """
+    number = transactional_id.removeprefix(f"eo:{pipeline}:erased:")
+    return int(number) if number.isdecimal() else 0
+
+
+def transaction_prefix(pipeline: str) -> str:
+    """The prefix of all transactional ids of *pipeline*; for listing, then parse each whole."""
+    return f"eo:{pipeline}:"
+
+
+class Written(msgspec.Struct, frozen=True, gc=False):
+    """The records that a transaction wrote to one partition, in the broker's own words."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    count: int
+
+
+class Precommit(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that a sink subtask has flushed for a checkpoint, as the sink knows it."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    sink: str
+    subtask: int
+    checkpoint: int
+    records: int
+    open_ms: int
+    """How long it had been open when it was acknowledged."""
+
+
+class Committable(msgspec.Struct, frozen=True, kw_only=True):
+    """Enough to commit, from any process, what a sink pre-committed for a checkpoint."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    transaction_version: int
+    cluster_id: str
+    sink: str
+    subtask: int
+    checkpoint: int
+    """The checkpoint at whose barrier it was flushed; the manifest that carries it may be a later one."""
+    written: tuple[Written, ...]
+
+    @property
+    def writer(self) -> tuple[str, int]:
+        """The sink subtask that wrote it: its transactions are ordered by their checkpoints."""
+        return self.sink, self.subtask
+
+    def within(self, other: Committable) -> Committable:
+        """The part of it that is in the partitions of *other*."""
+        places = {(written.topic, written.partition) for written in other.written}
+        written = tuple(one for one in self.written if (one.topic, one.partition) in places)
+        return msgspec.structs.replace(self, written=written)
+
+    @property
+    def records(self) -> int:
+        """The number of its records."""
+        return sum(written.count for written in self.written)
+
+    @property
+    def counts(self) -> dict[tuple[str, int], int]:
+        """The number of its records by (topic, partition)."""
+        return {(written.topic, written.partition): written.count for written in self.written}
+
+
+def shares(committables: Iterable[Committable]) -> dict[str, range]:
+    """The share of each committable in the output of its sink subtask over an interval, by transactional id.
+
+    *committables* are all of the interval, also those carried from aborted checkpoints. The output of a sink subtask is
+    their concatenation in the order of their checkpoints.
+
+    >>> def made(checkpoint, count):
+    ...     return Committable(
+    ...         transactional_id=f"t{checkpoint}", producer_id=0, epoch=0, transaction_version=2, cluster_id="",
+    ...         sink="out", subtask=0, checkpoint=checkpoint, written=(Written("a", 0, 0, count),),
+    ...     )
+    >>> shares([made(7, 3), made(6, 2)])
+    {'t6': range(0, 2), 't7': range(2, 5)}
+    """
+    ranges: dict[str, range] = {}
+    ends: dict[tuple[str, int], int] = {}
+    for committable in sorted(committables, key=lambda committable: committable.checkpoint):
+        start = ends.get(committable.writer, 0)
+        ends[committable.writer] = start + committable.records
+        ranges[committable.transactional_id] = range(start, ends[committable.writer])
+    return ranges
+
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
@@ -146,7 +302,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     cursor: str = ""
     """The text by which its source finds the next record, where the offset does not: the key of a table's last row."""
     floor: int = NO_FLOOR
-    """The event time in ms below which its later records are late; see `engines.runtime.source_times`."""
+    """The event time in ms below which its later records are late; see `engines.runtime.source_decoder`."""
 
     @property
     def identity(self) -> str:
@@ -510,3 +666,123 @@ def read_before(manifest: Manifest, places: Iterable[RecordPlace]) -> tuple[Reco
     for position in manifest.offsets:
         ends.setdefault((position.topic, position.partition), []).append(position.offset)
     return tuple(place for place in places if place.offset < min(ends.get((place.topic, place.partition), [0])))
+
+
+NOT_KNOWN = -1
+STATS_SIZE_MAX = 256 * 1024
+"""Larger ones are left out of a mark."""
+ABORTED_MAX = 60
+REASON_LENGTH_MAX = 400
+
+
+class SubtaskStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One subtask's part of a checkpoint: its phases in order, in ms, each `NOT_KNOWN` if it was not timed."""
+
+    task: str
+    subtask: int
+    waiting_ms: int = NOT_KNOWN
+    """From the trigger until its first barrier came."""
+    aligning_ms: int = NOT_KNOWN
+    """Until the barrier had come on every input, or had overtaken."""
+    snapshot_ms: int = NOT_KNOWN
+    """Until its state was written."""
+    capture_ms: int = NOT_KNOWN
+    """Until the records that the barrier had overtaken, or that went round a loop, were captured and written."""
+    flush_ms: int = NOT_KNOWN
+    """Until its output was flushed or staged, and everything else durable: then it acknowledged."""
+    state_bytes: int = 0
+    written_bytes: int = 0
+    """Bytes of the blocks that this checkpoint wrote."""
+    records_in_flight: int = 0
+    bytes_in_flight: int = 0
+
+    @property
+    def acknowledged_ms(self) -> int | None:
+        """The time of its acknowledgement after the trigger; None: not known."""
+        phases = (self.waiting_ms, self.aligning_ms, self.snapshot_ms, self.capture_ms, self.flush_ms)
+        return None if NOT_KNOWN in phases else sum(phases)
+
+    @property
+    def figures(self) -> dict[str, str | int | None]:
+        """All of it for a program or a page: None is not known."""
+        figures = msgspec.structs.asdict(self) | {"acknowledged_ms": self.acknowledged_ms}
+        return {name: None if value == NOT_KNOWN else value for name, value in figures.items()}
+
+
+_WORDS = {
+    "waiting_ms": "waiting for its barrier",
+    "aligning_ms": "aligning barriers",
+    "snapshot_ms": "writing its snapshot",
+    "capture_ms": "capturing in-flight records",
+    "flush_ms": "flushing its output",
+}
+
+
+def slowest(subtasks: Iterable[SubtaskStats]) -> str:
+    """The subtask that acknowledged last, and its longest phase; empty: not known.
+
+    >>> times = {"waiting_ms": 5, "aligning_ms": 900, "snapshot_ms": 20, "capture_ms": 0, "flush_ms": 7}
+    >>> slowest([SubtaskStats(task="totals", subtask=3, **times), SubtaskStats(task="totals", subtask=4)])
+    'totals[3] took 932 ms, 900 ms of it aligning barriers'
+    """
+    last = max(subtasks, key=lambda stats: stats.acknowledged_ms or 0, default=None)
+    if last is None or last.acknowledged_ms is None:
+        return ""
+    took_ms, phase = max((getattr(last, name), phase) for name, phase in _WORDS.items())
+    place = f"{last.task}[{last.subtask}]"
+    return f"{place} took {shown_duration(last.acknowledged_ms)}, {shown_duration(took_ms)} of it {phase}"
+
+
+def slowest_first(subtasks: Iterable[SubtaskStats]) -> list[SubtaskStats]:
+    """*subtasks* in the order of their acknowledgements, the last one first; those that were not timed last."""
+    return sorted(subtasks, key=lambda stats: -(stats.acknowledged_ms or 0))
+
+
+class AbortedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that was aborted before this one was completed."""
+
+    checkpoint: int
+    before_ms: int
+    """How long before this one it was triggered; negative: after it."""
+    lasted_ms: int
+    reason: str
+
+
+class CheckpointStats(msgspec.Struct, frozen=True):
+    checkpoint: int
+    subtasks: tuple[SubtaskStats, ...] = ()
+    aborted: tuple[AbortedCheckpoint, ...] = ()
+    """Those since the last completed one, the last `ABORTED_MAX`."""
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """The checkpoint topic of a pipeline."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replicas: int
+
+    def partition_of(self, key_group: int) -> int:
+        """The partition for blocks of *key_group*: any but 0, which holds the decisions.
+
+        >>> TopicInfo("totals.checkpoints", "", partitions=5, replicas=1).partition_of(7)
+        4
+        """
+        return 1 + key_group % (self.partitions - 1)
+
+
+def indexes_of(manifest: Manifest) -> Iterator[BlockRef]:
+    """The index blocks of the state of *manifest*."""
+    return (ref for operator in manifest.operators for parts in operator.index for ref in parts)
+
+
+def named_by(manifest: Manifest) -> Iterator[BlockRef]:
+    """Every block that *manifest* names itself: indexes, order logs, in-flight records, staged output."""
+    yield from indexes_of(manifest)
+    for order_log in manifest.order_logs:
+        yield from order_log.blocks
+    for channel_log in manifest.channel_logs:
+        yield from channel_log.blocks
+    for staged in manifest.staged:
+        yield from staged.blocks

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Committable, Manifest, Repair
 from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import Halt
 

@@ -16,9 +16,18 @@ from dataclasses import dataclass
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.requests import DecisionBatch, Procedure, Request, Write, retrying
-from exactlyonce.checkpoint.transactions.broker_answers import Answered, Outcome, Producer, WriteAnswer
-from exactlyonce.checkpoint.transactions.markers import held_by
+from exactlyonce.checkpoint.requests import (
+    Answered,
+    DecisionBatch,
+    Outcome,
+    Procedure,
+    Producer,
+    Request,
+    Write,
+    WriteAnswer,
+    retrying,
+)
+from exactlyonce.checkpoint.transactions.commit import held_by
 from exactlyonce.pipeline.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -206,8 +215,8 @@ class TransactionalWriter:
     def _await_abort(self) -> Procedure[None]:
         """Wait until the abort has its markers.
 
-        If a broker has lost them (see `settling`), the commit of the next transaction would commit this one, too: then
-        this writer must end.
+        If a broker has lost them (see `commit.settle`), the commit of the next transaction would commit this one, too:
+        then this writer must end.
         """
         places = tuple((self.topic, partition) for partition in sorted(self._sent))
         deadline_ms = self._clock.monotonic_ms() + MARKERS_TIMEOUT_MS

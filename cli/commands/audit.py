@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
-from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, add_replaying, executors
+from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, LineOfProgress, add_replaying, executors
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
@@ -50,7 +50,6 @@ def add(commands: Commands) -> None:
 
 def audit(args: argparse.Namespace) -> int:
     """Run the audit, print its report, and return its exit code."""
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.audit.audit import Audit
 
     config = client(args)

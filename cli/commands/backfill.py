@@ -14,11 +14,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from exactlyonce.checkpoint.records.manifest import HISTORY
 from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
     AUTO,
     SPARK,
     SPARK_TEXT,
+    LineOfProgress,
     add_json,
     add_leading,
     add_spark,
@@ -26,10 +28,10 @@ from exactlyonce.cli.spark_arguments import (
     leading_options,
 )
 from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.pipeline.positions import LATEST, TO
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import Summary
 
 _BACKFILL = f"""\
@@ -80,9 +82,8 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument(
         "--to",
         metavar="WHERE",
-        default="latest",
-        help="latest (the default), a time or a day in UTC, group:NAME (the offsets of a consumer group without "
-        "members), or offsets by topic and partition in JSON, each exclusive",
+        default=LATEST,
+        help=f"where it ends, exclusive (default: latest): {TO}",
     )
     parser.add_argument(
         "--chunk-records",
@@ -109,19 +110,17 @@ def catch_up(args: argparse.Namespace) -> int:
 
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import CatchUp
-    from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.engines.configuration import parallelism_given
     from exactlyonce.engines.stop_signals import handling_stop_signals
 
-    stop_offsets, options = StopOffsets.parse(args.to), leading_options(args)
+    to, options = TO.read(args.to), leading_options(args)
     pipeline = loaded(args)
     name, began_s, stopping = pipeline.pipeline.name, time.monotonic(), threading.Event()
     progress = LineOfProgress(name, json=args.json)
     work = CatchUp(
         loaded=pipeline, options=options, parallelism=parallelism_given(vars(args)), progress=progress,
-        stop_offsets=stop_offsets, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
+        to=to, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
         no_output=args.no_output, small_here=follow and args.on == AUTO, take_over=args.take_over,
         command_name=named(args), stopping=stopping,
     )  # fmt: skip
@@ -163,9 +162,10 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: fl
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     elif summary.checkpoints:
+        next_command = "the same command" if summary.manifest.kind == HISTORY else f"`exactlyonce run {named(args)}`"
         print(
             f"{name}: {summary.records:,} records read, {summary.records_out:,} written{_skipped(summary)}, up to "
-            f"checkpoint {summary.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            f"checkpoint {summary.checkpoint}; {next_command} goes on from there.",
             file=sys.stderr,
         )
     else:

@@ -45,17 +45,17 @@ def add(commands: Commands) -> None:
 
 def cancel(args: argparse.Namespace) -> int:
     """Ask the run to end, wait, delete its condemned checkpoints, and say what is left."""
-    from exactlyonce.cli.lines import note_for
+    from exactlyonce.cli.text import note_for
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
-    from exactlyonce.engines import asking
-    from exactlyonce.engines.traces import erase_condemned
+    from exactlyonce.engines import run_requests
+    from exactlyonce.engines.pipeline_resources import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config, note = duration_ms(args.timeout, "--timeout"), client(args), note_for(args)
     topic, seen = read_topic(config, pipeline_name(args))
     history = seen
     if not history.condemned:  # else an earlier deletion was interrupted
-        history = asking.cancel(config, topic, history, _required_run(history), timeout_ms, note)
+        history = run_requests.cancel(config, topic, history, _required_run(history), timeout_ms, note)
     if history.condemned:
         try:
             erase_condemned(config, topic, history, note)
@@ -71,7 +71,7 @@ def cancel(args: argparse.Namespace) -> int:
 
 def _required_run(history: History) -> Incarnation:
     """The run to end; ConfigError if none runs."""
-    from exactlyonce.engines.asking import living_run
+    from exactlyonce.engines.run_requests import living_run
 
     if history.latest is not None and history.latest.is_spark_sink:
         raise ConfigError(f"{history.pipeline} is a Spark sink: stop its query instead.")
@@ -97,7 +97,7 @@ def _as_json(history: History) -> str:
 
 def _as_text(history: History, seen: History) -> str:
     """*seen* is the history before the cancellation: it names the stores that keep their rows."""
-    from exactlyonce.engines.traces import stores_of
+    from exactlyonce.engines.pipeline_resources import stores_of
 
     ended = f"{history.pipeline} is cancelled: no transaction is open, and undecided work is dropped."
     if _deleted(history):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,15 @@ from exactlyonce.cli.arguments import (
     pipeline_name,
 )
 from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
-    from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
+    from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView, Start
 
 _EXAMPLES = """\
 List the checkpoints of a pipeline or of a Spark sink: the time, the bytes written, the
@@ -56,6 +60,9 @@ _SUBTASK_COLUMNS = (
     *("subtask", ">took", ">waiting", ">aligning", ">snapshot", ">capture", ">flush"),
     *(">state", ">written", ">in flight"),
 )
+
+FORMATS = (".png", ".svg")
+"""Of `--plot`."""
 
 
 def add(commands: Commands) -> None:
@@ -89,7 +96,6 @@ def checkpoints(args: argparse.Namespace) -> int:
 
 
 def _plotted(args: argparse.Namespace) -> int:
-    from exactlyonce.cli.plot import plot, require_format
     from exactlyonce.views.checkpoints import lags, recorded, starts
 
     require_format(args.plot)
@@ -259,3 +265,51 @@ def _query_place(manifest: Manifest) -> dict[str, str]:
     if position.writes:
         labels["writeIds"] = f"{counted(len(position.writes), 'write')}, the last {position.writes[-1]}"
     return labels
+
+
+def require_format(path: Path) -> None:
+    """Raise `ConfigError` unless the name of *path* says PNG or SVG."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--plot {path} is of no known format: let its name end with {' or '.join(FORMATS)}.")
+
+
+def plot(
+    path: Path, pipeline: str, manifests: Sequence[Manifest], lags: Mapping[int, int], starts: Sequence[Start]
+) -> None:
+    """Draw the durations of checkpoints and *lags*, in records by checkpoint, into *path*, with a line at each start.
+
+    Raises `ConfigError` without matplotlib, and `OSError` where the file cannot be written.
+    """
+    from exactlyonce.views.checkpoints import CheckpointView
+
+    with needing("plot", "matplotlib", "--plot"):
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    durations, lag = figure.subplots(2, sharex=True)
+    figure.suptitle(pipeline)
+    times = [_time(manifest.triggered_at_ms) for manifest in manifests]
+    durations.plot(times, [CheckpointView(manifest, None).duration_ms / 1000 for manifest in manifests], marker=".")
+    durations.set_ylabel("checkpoint duration in s")
+    lag.plot(times, [lags.get(manifest.checkpoint, math.nan) for manifest in manifests], marker=".", color="C1")
+    lag.set_ylabel("lag in records")
+    lag.set_xlabel("time in UTC")
+    runs = [start.at_ms for start in starts if not start.is_restart]
+    restarts = [start.at_ms for start in starts if start.is_restart]
+    for axes in (durations, lag):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        for at_ms, color, style in (*((at, "0.4", ":") for at in runs), *((at, "C3", "--") for at in restarts)):
+            axes.axvline(_time(at_ms), color=color, linestyle=style)
+    count = sum(start.restarts for start in starts if start.is_restart)
+    durations.plot([], [], color="0.4", linestyle=":", label=f"{counted(len(runs), 'run')} began")
+    durations.plot([], [], color="C3", linestyle="--", label=f"{counted(count, 'restart')} of workers")
+    durations.legend(loc="upper left")
+    lag.tick_params(axis="x", rotation=30)
+    with rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(path)
+
+
+def _time(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, timezone.utc)

@@ -31,6 +31,7 @@ def add(commands: Commands) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     usage = "[options of run]"
     showing = add_command(actions, "show", usage, "each setting, its value and its origin", _SHOW, show)
+    showing.moved = ". It takes no pipeline: all have the same settings"
     add_settings_of_run(showing)
     for action in showing._actions:
         if not {"--help", "--config"} & {*action.option_strings}:

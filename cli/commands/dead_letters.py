@@ -16,7 +16,8 @@ import msgspec
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, at_least_one, client
 from exactlyonce.cli.text import table
 from exactlyonce.pipeline.errors import ConfigError, TopicError
-from exactlyonce.pipeline.moments import moment_of, ms_of, shown_time
+from exactlyonce.pipeline.moments import ms_of, shown_time
+from exactlyonce.pipeline.positions import TIME, Positions
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
@@ -103,12 +104,9 @@ def add(commands: Commands) -> None:
 
 def _time(text: str) -> int:
     try:
-        moment = moment_of(text)
+        return ms_of(Positions("the time", (TIME,)).read(text))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if moment is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write one as 2026-11-01T00:00:00Z")
-    return ms_of(moment)
 
 
 def _regex(text: str) -> re.Pattern[str]:
@@ -338,7 +336,7 @@ def _with(letter: Letter, facts: Any) -> Any:
 
 
 def _edited(path: str) -> dict[str, Any]:
-    """The letters of file *path*, by place."""
+    """The letters of file *path*, by place: one at least, since none would stand for all."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -347,13 +345,18 @@ def _edited(path: str) -> dict[str, Any]:
             letter, length = decoder.raw_decode(rest)
             letters += letter if isinstance(letter, list) else [letter]
             at = len(text) - len(rest) + length
-        return {_place(letter["place"]): letter for letter in letters}
+        edited = {_place(letter["place"]): letter for letter in letters}
     except OSError as error:
         raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
             f"The file {path} is no JSON of letters: write an object for each, as `dead-letters show --json` does."
         ) from None
+    if not edited:
+        raise ConfigError(
+            f"The file {path} has no letters, so nothing was sent. Write it by `dead-letters show --json`."
+        )
+    return edited
 
 
 def _lateness(config: ClientConfig, letters: Iterable[Letter]) -> str:

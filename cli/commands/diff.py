@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
-from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, add_replaying, executors
+from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, LineOfProgress, add_replaying, executors
 from exactlyonce.cli.text import printable, table
+from exactlyonce.pipeline.positions import LATEST, TO
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.diff import DiffReport
@@ -41,9 +42,7 @@ def add(commands: Commands) -> None:
     add_pipeline(parser)
     parser.add_argument("new", metavar="MODULE:NEW", help="the other version, which gets the same --param")
     parser.add_argument("--from", dest="checkpoint", metavar="N", type=int, help="begin with the state of checkpoint N")
-    parser.add_argument(
-        "--to", metavar="WHERE", default="latest", help="latest (the default), a time, or offsets as for backfill"
-    )
+    parser.add_argument("--to", metavar="WHERE", default=LATEST, help=f"where the input ends (default: latest): {TO}")
     parser.add_argument(
         "--limit", metavar="N", type=at_least_one, default=_SHOWN,
         help=f"the most differences of a sink (default: {_SHOWN})",
@@ -52,12 +51,10 @@ def add(commands: Commands) -> None:
 
 
 def diff(args: argparse.Namespace) -> int:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.diff import Diff
-    from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.pipeline.loading import load
 
-    config, to = client(args), StopOffsets.parse(args.to)
+    config, to = client(args), TO.read(args.to)
     versions = loaded(args), load(args.new, dict(args.param))
     work = Diff(*versions, config, checkpoint=args.checkpoint, to=to, shown=args.limit)
     progress = LineOfProgress(work.name, json=args.json)

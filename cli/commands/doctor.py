@@ -23,8 +23,7 @@ from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.views.doctor.findings import Diagnosis, Findings
-    from exactlyonce.views.doctor.subject import Subject
+    from exactlyonce.views.doctor.findings import Diagnosis, Findings, Subject
 
 _EXAMPLES = """\
 Find what is wrong around a pipeline or a Spark sink: transactions that hold back readers
@@ -68,15 +67,15 @@ def doctor(args: argparse.Namespace) -> int:
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.system_clock import SystemClock
     from exactlyonce.pipeline.durations import duration_ms
-    from exactlyonce.views.doctor.examination import examine, traces_of
+    from exactlyonce.views.doctor.examination import examine, resources_of
 
     older_than_ms = duration_ms(args.older_than, "--older-than")
     config = client(args)
     settings = options_from(given(args, CheckpointSettings)).checkpoint
     name, graph = name_and_graph(args)
-    traces = traces_of(config, name, graph)
+    resources = resources_of(config, name, graph)
     subject, findings = examine(
-        config, traces, graph, settings, now_ms=SystemClock().now_ms(), older_than_ms=older_than_ms, deep=args.deep
+        config, resources, graph, settings, now_ms=SystemClock().now_ms(), older_than_ms=older_than_ms, deep=args.deep
     )
     if args.json:
         print(json.dumps({"pipeline": name, "running": subject.sign_of_life or None, **as_json(findings)}))

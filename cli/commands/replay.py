@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
-from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
+from exactlyonce.cli.spark_arguments import SPARK_TEXT, LineOfProgress, add_replaying, executors
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.replay.reproduce import Replayed
@@ -42,7 +42,6 @@ def add(commands: Commands) -> None:
 
 
 def replay(args: argparse.Namespace) -> int:
-    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.replay.reproduce import Replay
 
     config = client(args)

@@ -13,7 +13,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.traces import Traces
+    from exactlyonce.engines.pipeline_resources import PipelineResources
 
 _DECLINED = 1
 _LABEL_WIDTH = 15
@@ -41,83 +41,85 @@ def add(commands: Commands) -> None:
 
 
 def reset(args: argparse.Namespace) -> int:
-    from exactlyonce.engines.traces import erase, find
+    from exactlyonce.engines.pipeline_resources import erase, find
 
     config = client(args)
-    traces = find(config, pipeline_name(args))
-    _show(traces, config.bootstrap_servers)
-    _require_dead(traces, args)
+    resources = find(config, pipeline_name(args))
+    _show(resources, config.bootstrap_servers)
+    _require_dead(resources, args)
     if not args.yes:
-        if not _agreed(traces.pipeline):
+        if not _agreed(resources.pipeline):
             print("Nothing was changed.")
             return _DECLINED
-        shown, traces = traces, find(config, traces.pipeline)  # the answer may have taken any time
-        _require_dead(traces, args)
-        _require_same(shown, traces)
-    kept = erase(config, traces, print)
+        shown, resources = resources, find(config, resources.pipeline)  # the answer may have taken any time
+        _require_dead(resources, args)
+        _require_same(shown, resources)
+    kept = erase(config, resources, print)
     if kept:
-        print(f"Group {traces.pipeline} is in use by a consumer: its offsets in {', '.join(kept)} were kept.")
-    print(f"{traces.pipeline} is reset; its next run starts from scratch.")
+        print(f"Group {resources.pipeline} is in use by a consumer: its offsets in {', '.join(kept)} were kept.")
+    print(f"{resources.pipeline} is reset; its next run starts from scratch.")
     return 0
 
 
-def _require_dead(traces: Traces, args: argparse.Namespace) -> None:
+def _require_dead(resources: PipelineResources, args: argparse.Namespace) -> None:
     from exactlyonce.engines.system_clock import SystemClock
 
-    sign = traces.sign_of_life(SystemClock().now_ms())
+    sign = resources.sign_of_life(SystemClock().now_ms())
     if sign and not args.force:
-        raise ConfigError(f"{traces.pipeline} may be running: {sign}. Stop it first, or add --force if it has ended.")
+        raise ConfigError(
+            f"{resources.pipeline} may be running: {sign}. Stop it first, or add --force if it has ended."
+        )
 
 
-def _require_same(shown: Traces, now: Traces) -> None:
-    """ConfigError if the pipeline has run since its traces were shown."""
+def _require_same(shown: PipelineResources, now: PipelineResources) -> None:
+    """ConfigError if the pipeline has run since its resources were shown."""
     if _newest(shown) != _newest(now):
         raise ConfigError(f"Nothing was changed: {now.pipeline} has run since its traces were shown. Run reset again.")
 
 
-def _newest(traces: Traces) -> tuple[int, int] | None:
-    history = traces.history
+def _newest(resources: PipelineResources) -> tuple[int, int] | None:
+    history = resources.history
     return None if history is None else (history.incarnation_latest, history.checkpoint_latest)
 
 
-def _show(traces: Traces, bootstrap_servers: str) -> None:
+def _show(resources: PipelineResources, bootstrap_servers: str) -> None:
     width = text.terminal_width()
-    title = f"Traces of {traces.pipeline} at {bootstrap_servers} to be deleted:"
-    for line, parts in ((title, going(traces)), ("Kept:", staying(traces))):
+    title = f"Traces of {resources.pipeline} at {bootstrap_servers} to be deleted:"
+    for line, parts in ((title, going(resources)), ("Kept:", staying(resources))):
         print(line)
         for label, content in parts:
             print(*text.labelled(label, content, _LABEL_WIDTH, width), sep="\n")
 
 
-def going(traces: Traces) -> Iterator[tuple[str, str]]:
-    """The traces that a reset deletes, with labels."""
-    history = traces.history
-    if traces.topic:
+def going(resources: PipelineResources) -> Iterator[tuple[str, str]]:
+    """The resources that a reset deletes, with labels."""
+    history = resources.history
+    if resources.topic:
         numbers = ", ".join(str(manifest.checkpoint) for manifest in history.retained) if history else ""
         which = f"{numbers or 'none'}, and all state" if history else "unreadable ones"
-        yield "checkpoints", f"{which}: topic {traces.topic}"
-    for storage in traces.storages():
+        yield "checkpoints", f"{which}: topic {resources.topic}"
+    for storage in resources.storages():
         yield "", f"all files of this pipeline in {storage}"
-    if traces.unreadable:
-        yield "", f"{traces.unreadable} Blocks outside of the topic, if any, cannot be found: they stay."
-    if traces.transactions:
-        still_open = sum(transaction.state not in _CLOSED for transaction in traces.transactions)
-        fenced = f"{counted(len(traces.transactions), 'id')} fenced, so that no older process can write"
+    if resources.unreadable:
+        yield "", f"{resources.unreadable} Blocks outside of the topic, if any, cannot be found: they stay."
+    if resources.transactions:
+        still_open = sum(transaction.state not in _CLOSED for transaction in resources.transactions)
+        fenced = f"{counted(len(resources.transactions), 'id')} fenced, so that no older process can write"
         yield "transactions", f"{still_open} open, to be aborted; {fenced}" if still_open else fenced
     if history and history.unfinalized:
         number = history.unfinalized.checkpoint
         yield "", f"Checkpoint {number} is decided, but its output may not be visible yet: a run would finish it."
-    topics = [f"{topic} ({counted(len(partitions), 'partition')})" for topic, partitions in traces.inputs().items()]
+    topics = [f"{topic} ({counted(len(partitions), 'partition')})" for topic, partitions in resources.inputs().items()]
     if topics:
-        yield "group offsets", f"of group {traces.pipeline} in {', '.join(topics)}"
+        yield "group offsets", f"of group {resources.pipeline} in {', '.join(topics)}"
 
 
-def staying(traces: Traces) -> Iterator[tuple[str, str]]:
+def staying(resources: PipelineResources) -> Iterator[tuple[str, str]]:
     """The data that a reset keeps, with labels."""
-    yield "input", ", ".join(traces.inputs()) or "all topics"
-    sinks = traces.stores()
-    if traces.outputs() or not sinks:
-        topics = ", ".join(traces.outputs()) or "all topics"
+    yield "input", ", ".join(resources.inputs()) or "all topics"
+    sinks = resources.stores()
+    if resources.outputs() or not sinks:
+        topics = ", ".join(resources.outputs()) or "all topics"
         yield "output", f"{topics}; a new run writes it again, beside the existing output"
     if sinks:
         yield "stores", f"rows and ledger of {', '.join(sinks)}; a new run halts until both are emptied"

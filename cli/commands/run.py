@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from exactlyonce.cli.lines import show_from_handler
+    from exactlyonce.cli.text import show_from_handler
     from exactlyonce.connectors.kafka.errors import NotAuthorized
     from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from

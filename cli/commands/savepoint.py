@@ -10,7 +10,7 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
-from exactlyonce.cli.lines import note_for
+from exactlyonce.cli.text import note_for
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
 
@@ -52,7 +52,7 @@ def savepoint(args: argparse.Namespace) -> int:
     """Ask the run, wait, export, and say where the savepoint is."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-    from exactlyonce.engines import asking
+    from exactlyonce.engines import run_requests
     from exactlyonce.engines.configuration import absolute
     from exactlyonce.engines.savepoints.exported import require_place
     from exactlyonce.pipeline.durations import duration_ms
@@ -63,10 +63,10 @@ def savepoint(args: argparse.Namespace) -> int:
         args.to = absolute(args.to)
         require_place(storage_url(args.to, "--to"))
     history = read_history(config, pipeline)
-    living = asking.living_run(history)
+    living = run_requests.living_run(history)
     runs = living is not None
     if living is not None:
-        manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop, note=note_for(args))
+        manifest = run_requests.savepoint(config, pipeline, living, timeout_ms, stop=args.stop, note=note_for(args))
     else:
         manifest = _newest(history, args)
     url = _shown(config, manifest, args, taken=runs)
@@ -119,10 +119,10 @@ def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *
 
 def _let_go(config: ClientConfig, manifest: Manifest, url: str, timeout_ms: int, note: Callable[[str], None]) -> None:
     """Have the run delete the exported savepoint in the topic."""
-    from exactlyonce.engines import asking
+    from exactlyonce.engines import run_requests
 
     try:
-        asking.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms, note)
+        run_requests.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms, note)
     except (ExactlyOnceError, KeyboardInterrupt):
         note(
             f"Savepoint {manifest.checkpoint} was exported to {url}, which is complete. If the run has got the "

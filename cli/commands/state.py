@@ -28,9 +28,9 @@ from exactlyonce.cli.arguments import (
     named,
     pipeline_name,
 )
-from exactlyonce.pipeline.avro import as_plain_schema, avro_of
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.positions import BEGINNING
 from exactlyonce.pipeline.secrets import is_reference, look_up
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 
@@ -110,10 +110,7 @@ def add(commands: Commands) -> None:
     importing.add_argument("--query", metavar="SQL", help="the rows are those of this query")
     help_text = "write the savepoint below URL: /folder, hdfs://host:port/folder or s3://bucket/prefix"
     importing.add_argument("--to", metavar="URL", required=True, help=help_text)
-    help_text = (
-        "where the sources go on: group:NAME, at the offsets of a consumer group; earliest; latest; a time; start, "
-        "where each source says itself; or offsets by topic and partition in JSON (default: those of --base)"
-    )
+    help_text = f"where the sources go on (default: as --base): {BEGINNING}"
     importing.add_argument("--offsets", metavar="WHERE", help=help_text)
     help_text = "take over all other state from savepoint N, or from one that was exported to URL"
     importing.add_argument("--base", metavar="N|URL", help=help_text)
@@ -163,7 +160,18 @@ def import_rows(args: argparse.Namespace) -> int:
 
 
 def _rows(place: str, query: str | None) -> Generator[Any]:
-    """The rows at *place*, one by one: lines of JSON, or columns by name."""
+    """The rows at *place*, one by one; ConfigError without any: what wrote them has failed, most likely."""
+    empty = True
+    for entry in _read_rows(place, query):
+        empty = False
+        yield entry
+    if empty:
+        shown = "The query" if query is not None else "stdin" if place == "-" else place
+        raise ConfigError(f"{shown} has no rows. Nothing was written: look whether all went well where they come from.")
+
+
+def _read_rows(place: str, query: str | None) -> Iterator[Any]:
+    """Lines of JSON, or columns by name."""
     if query is not None:
         yield from _query_rows(place, query)
     elif place == "-":
@@ -288,8 +296,6 @@ def type_text(schema: Any) -> str:
     """
     if not isinstance(schema, dict):
         return str(schema or "empty")
-    if (avro := avro_of(schema)) is not None:
-        return f"{type_text(as_plain_schema(avro))} by Avro"
     if "optional" in schema:
         return type_text(schema["optional"])
     if "fields" in schema:

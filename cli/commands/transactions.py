@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline_name, client
-from exactlyonce.cli.lines import note_for
+from exactlyonce.cli.text import note_for
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
-    from exactlyonce.engines.ending.waiting import WaitingOutput
-    from exactlyonce.engines.traces import Traces
+    from exactlyonce.engines.pending_output import WaitingOutput
+    from exactlyonce.engines.pipeline_resources import PipelineResources
     from exactlyonce.pipeline.graph import LogicalGraph
 
 _EXAMPLES = """\
@@ -53,12 +53,11 @@ TRANSACTION the command is refused unless that one is decided. It is refused whi
 pipeline runs, which commits by itself; --take-over fences its coordinator, and it ends.
 """
 _ABORT = """\
-Abort the open transactions of a pipeline or of a Spark sink whose process has died, and,
-with module:pipeline, the prepared transactions in its stores; or TRANSACTION alone.
-Decided output is left: the next run makes it visible. Nothing is lost: aborted output is
-computed, or written, again. The command is refused while the pipeline runs; --take-over
-fences its coordinator, and it ends. A Spark sink has no heartbeat while its tasks work:
-an abort then fails its batch, which is written again.
+Abort the open transactions of a pipeline or of a Spark sink whose process has died, or
+TRANSACTION alone. Decided output is left: the next run makes it visible. Nothing is lost:
+aborted output is computed, or written, again. The command is refused while the pipeline
+runs; --take-over fences its coordinator, and it ends. A Spark sink has no heartbeat while
+its tasks work: an abort then fails its batch, which is written again.
 """
 _COLUMNS = ("transaction", "state", ">open for", ">left", "decided")
 _LABEL_WIDTH = 14
@@ -66,7 +65,7 @@ _INDENT = "    "
 
 
 def add(commands: Commands) -> None:
-    usage, summary = "list|describe|commit|abort PIPELINE [options]", "list, show, commit and abort waiting output"
+    usage, summary = "list|describe|commit|abort PIPELINE [options]", "list, describe, commit and abort waiting output"
     parser = add_command(commands, "transactions", usage, summary, _EXAMPLES, show)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     listing = add_command(actions, "list", "PIPELINE [options]", "list waiting output", _LIST, show)
@@ -96,27 +95,27 @@ def _add_arguments(parser: Parser, names: str) -> None:
 def show(args: argparse.Namespace) -> int:
     from exactlyonce.views.transactions import waiting_output
 
-    config, traces, graph = _meant(args)
-    waiting, unasked = waiting_output(config, traces, graph)
+    config, resources, graph = _meant(args)
+    waiting, unasked = waiting_output(config, resources, graph)
     _print(args, waiting, unasked)
     if not waiting and not args.json:
-        print(f"{traces.pipeline} has no open transactions.")
+        print(f"{resources.pipeline} has no open transactions.")
     return 0
 
 
 def describe(args: argparse.Namespace) -> int:
     from exactlyonce.connectors.kafka.transactions import Transactions
-    from exactlyonce.engines.ending.waiting import TRANSACTION, with_offsets
+    from exactlyonce.engines.pending_output import TRANSACTION, with_offsets
     from exactlyonce.views.transactions import waiting_output
 
-    config, traces, graph = _meant(args)
-    waiting, unasked = waiting_output(config, traces, graph)
+    config, resources, graph = _meant(args)
+    waiting, unasked = waiting_output(config, resources, graph)
     by_name = {output.name: output for output in waiting}
     if missing := [name for name in args.transactions if name not in by_name]:
         unknown = "".join(f" The store of sink {sink} was not asked: {why}." for sink, why in unasked.items())
         raise ConfigError(
-            f"{', '.join(missing)} is not waiting in {traces.pipeline}: it was ended, or never existed. "
-            f"`exactlyonce transactions list {traces.pipeline}` lists the waiting output.{unknown}"
+            f"{', '.join(missing)} is not waiting in {resources.pipeline}: it was ended, or never existed. "
+            f"`exactlyonce transactions list {resources.pipeline}` lists the waiting output.{unknown}"
         )
     chosen = [by_name[name] for name in args.transactions]
     with closing(Transactions(config)) as transactions:
@@ -130,19 +129,19 @@ def describe(args: argparse.Namespace) -> int:
 
 
 def commit(args: argparse.Namespace) -> int:
-    from exactlyonce.engines.ending.committing import finish, require_decided, unfinished
+    from exactlyonce.engines.pending_output import finish, require_decided, unfinished
     from exactlyonce.views.transactions import waiting_output
 
-    config, traces, graph = _meant(args)
-    require_decided(waiting_output(config, traces, graph).waiting, args.transactions)
+    config, resources, graph = _meant(args)
+    require_decided(waiting_output(config, resources, graph).waiting, args.transactions)
     checkpoint, fates = None, dict[str, str]()
-    if unfinished(traces, graph) is not None:
-        _require_dead(args, traces)
-        checkpoint, fates = finish(config, traces, graph, note_for(args), take_over=args.take_over)
+    if unfinished(resources, graph) is not None:
+        _require_dead(args, resources)
+        checkpoint, fates = finish(config, resources, graph, note_for(args), take_over=args.take_over)
     if args.json:
         print(json.dumps({"checkpoint": checkpoint, "fates": fates}))
     elif checkpoint is None:
-        print(f"{traces.pipeline} has no decided output waiting: its last checkpoint is finalized.")
+        print(f"{resources.pipeline} has no decided output waiting: its last checkpoint is finalized.")
     else:
         if fates:
             print(*text.table(("transaction", "fate"), sorted(fates.items())), sep="\n")
@@ -151,47 +150,47 @@ def commit(args: argparse.Namespace) -> int:
 
 
 def abort(args: argparse.Namespace) -> int:
-    from exactlyonce.engines.ending.aborting import abort_undecided, require_undecided
+    from exactlyonce.engines.pending_output import abort_undecided, require_undecided
     from exactlyonce.views.transactions import waiting_output
 
-    config, traces, graph = _meant(args)
-    if args.transactions:
-        require_undecided(waiting_output(config, traces, graph).waiting, args.transactions)
-    _require_dead(args, traces)
-    aborted, left, unasked = abort_undecided(config, traces, args.transactions, graph)
+    config, resources, graph = _meant(args)
+    if args.transactions:  # also with the output that waits for stores, which `abort_undecided` does not know
+        require_undecided(waiting_output(config, resources, graph).waiting, args.transactions)
+    _require_dead(args, resources)
+    aborted, left = abort_undecided(config, resources, args.transactions)
     now_ms = _now_ms()
     if args.json:
         document = {"aborted": aborted, "left": left}
         lists = {key: [output.figures(now_ms) for output in outputs] for key, outputs in document.items()}
-        print(json.dumps({**lists, "unasked": unasked}))
+        print(json.dumps(lists))
         return 0
-    _print(args, [*aborted, *left], unasked)
+    _print(args, [*aborted, *left], {})
     names = f": {', '.join(output.name for output in aborted)}" if left else ""
     print(f"{counted(len(aborted), 'transaction')} aborted{names or '.'}")
     decided = sum(output.is_decided for output in left)
     if decided:
-        subject = "its query" if traces.is_sink else "the pipeline"
+        subject = "its query" if resources.is_sink else "the pipeline"
         print(f"{counted(decided, 'transaction')} decided, and left: run {subject}, which commits them.")
     if len(left) > decided:
         print(f"{counted(len(left) - decided, 'transaction')} left, which the command did not name.")
     return 0
 
 
-def _meant(args: argparse.Namespace) -> tuple[ClientConfig, Traces, LogicalGraph | None]:
-    """The cluster, the pipeline's traces there, and its graph if its module was given."""
+def _meant(args: argparse.Namespace) -> tuple[ClientConfig, PipelineResources, LogicalGraph | None]:
+    """The cluster, the pipeline's resources there, and its graph if its module was given."""
     from exactlyonce.cli.arguments import name_and_graph
-    from exactlyonce.engines.traces import find
+    from exactlyonce.engines.pipeline_resources import find
 
     config = client(args)
     name, graph = name_and_graph(args)
     return config, find(config, name), graph
 
 
-def _require_dead(args: argparse.Namespace, traces: Traces) -> None:
-    sign = traces.sign_of_life(_now_ms())
+def _require_dead(args: argparse.Namespace, resources: PipelineResources) -> None:
+    sign = resources.sign_of_life(_now_ms())
     if sign and not args.take_over:
         raise ConfigError(
-            f"{traces.pipeline} may be running: {sign}. Stop it first, or add --take-over, which fences it: it then "
+            f"{resources.pipeline} may be running: {sign}. Stop it first, or add --take-over, which fences it: it then "
             f"ends without losing anything."
         )
 
@@ -236,7 +235,7 @@ def _decided(output: WaitingOutput) -> str:
 
 
 def _summary(output: WaitingOutput) -> str:
-    from exactlyonce.engines.ending.waiting import TRANSACTION
+    from exactlyonce.engines.pending_output import TRANSACTION
 
     parts = [] if output.kind == TRANSACTION else [f"sink {output.sink}, subtask {output.subtask}"]
     topics: dict[str, list[str]] = {}

@@ -6,63 +6,50 @@ decision. Files have no order: `since` lists all of them, and its ends are zeros
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
-from threading import Event
-from typing import TypeVar
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, UnreadableBlock, verified_value
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.records.storage_url import parts_of
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.connectors.blocks.folder import CHECKPOINT_STORAGE, STORAGE, Folder, FolderOfLargeFiles
-from exactlyonce.connectors.blocks.hdfs import HdfsFolder
-from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.connectors.blocks.names import name_of, reference
-from exactlyonce.connectors.blocks.s3 import S3Folder
 from exactlyonce.connectors.blocks.writer import FileBlocks
-from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StorageUnavailable
-
-R = TypeVar("R")
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, CHECKPOINT_STORAGE, FileStore, Retries
+from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 READERS = 8
 READ_AHEAD = 16
 """Blocks read ahead, each of 1 MB at most."""
-AWAY_TIMEOUT_S = 30.0
-"""The time of retries: a server may restart, or refuse one request of a thousand."""
-_PAUSE_S = 0.25
 _TOPIC_SUFFIX = ".checkpoints"
 
 
 class FileStorage:
     """Nothing is connected yet."""
 
-    def __init__(self, folder: Folder, away_timeout_s: float = AWAY_TIMEOUT_S) -> None:
-        self._folder, self._away_timeout_s = folder, away_timeout_s
+    def __init__(self, store: FileStore, away_timeout_s: float = AWAY_TIMEOUT_S) -> None:
+        self._store, self._retries = store, Retries(away_timeout_s)
         self._readers: ThreadPoolExecutor | None = None
 
     def check(self, *, in_use: bool = False) -> None:
         """Put a file and remove it."""
         if in_use:
             self._require_files()
-        self._folder.check()
+        self._store.check()
 
     def _require_files(self) -> None:
         """Raise if all files are missing: then the storage is not mounted, and its files are not lost."""
-        if all(reference(file.name, file.size) is None for file in self._folder.files()):
+        if all(reference(file.name, file.size) is None for file in self._store.files()):
             raise StorageUnavailable(
-                f"{self._folder.url} is empty or missing, though checkpoints have files there: is it mounted, and the "
+                f"{self._store.url} is empty or missing, though checkpoints have files there: is it mounted, and the "
                 f"right one? Nothing is written there. If the files are lost, restore them from a backup."
             )
 
     def begin(self, incarnation: int, attempt: int) -> FileBlocks:
-        persistently(self._folder.check, self._away_timeout_s)
-        return FileBlocks(self._folder, incarnation, attempt)
+        self._retries(self._store.check)
+        return FileBlocks(self._store, incarnation, attempt)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         """The blocks in the order of *refs*, several read at once."""
@@ -75,7 +62,7 @@ class FileStorage:
                 if not ahead:
                     return
                 ref, coming = ahead.popleft()
-                named = f"Block {ref.key} in {self._folder.url}"
+                named = f"Block {ref.key} in {self._store.url}"
                 try:
                     value = coming.result()
                 except ConfigError as error:
@@ -90,7 +77,7 @@ class FileStorage:
 
     def _got(self, ref: BlockRef) -> bytes | None:
         name = name_of(ref)
-        return None if name is None else persistently(lambda: self._folder.get(name), self._away_timeout_s)
+        return None if name is None else self._retries(lambda: self._store.get(name))
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._readers is None:
@@ -99,17 +86,17 @@ class FileStorage:
 
     def since(self, ends: Iterable[int]) -> Scanned:
         """All blocks."""
-        listed = persistently(lambda: list(self._folder.files()), self._away_timeout_s)
+        listed = self._retries(lambda: list(self._store.files()))
         files = [(ref, file) for file in listed if (ref := reference(file.name, file.size)) is not None]
         written_at_ms = {ref.key: file.written_at_ms for ref, file in files}
         return Scanned(tuple(ref for ref, _ in files), tuple(0 for _ in ends), written_at_ms=written_at_ms)
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
-        self._folder.remove(name for ref in refs if (name := name_of(ref)) is not None)
+        self._store.remove(name for ref in refs if (name := name_of(ref)) is not None)
 
     def erase(self) -> None:
-        self._folder.remove([file.name for file in self._folder.files()])
-        self._folder.remove_folder()
+        self._store.remove([file.name for file in self._store.files()])
+        self._store.remove_folder()
 
     def close(self) -> None:
         if self._readers is not None:
@@ -117,33 +104,8 @@ class FileStorage:
             self._readers = None
 
 
-def persistently(asked: Callable[[], R], away_timeout_s: float, ended: Event | None = None) -> R:
-    """The result of *asked*, retried for *away_timeout_s* while it raises `StorageUnavailable`, but not once *ended* is
-    set."""
-    deadline = time.monotonic() + away_timeout_s
-    while True:
-        try:
-            return asked()
-        except StorageUnavailable:
-            if time.monotonic() > deadline or (ended or Event()).wait(_PAUSE_S):
-                raise
-
-
 def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     """The storage below *url*, from `storage_url`, of the pipeline with the checkpoint topic *topic*."""
     topic_id = topic.topic_id.replace("/", "_").replace("+", "-")  # as Kafka's tools write it: without slashes
     inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic_id}"
-    return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
-
-
-def folder_of(url: str, inner: str, what: str = STORAGE) -> FolderOfLargeFiles:
-    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*."""
-    scheme, host, path = parts_of(url)
-    match scheme:
-        case "file":
-            return LocalFolder(Path("/", path), inner, what)
-        case "s3":
-            return S3Folder(host, f"{path}/{inner}" if path else inner, what)
-        case "hdfs":
-            return HdfsFolder(host, path, inner, what)
-    raise InvariantViolation(f"no storage for {url}")
+    return FileStorage(store_at(url, inner, CHECKPOINT_STORAGE))

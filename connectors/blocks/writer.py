@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from exactlyonce.checkpoint.block_storage import KeysWritten, Ticket
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.connectors.blocks.folder import Folder
 from exactlyonce.connectors.blocks.names import OFFSET, PARTITION, aside, name_of
+from exactlyonce.connectors.filestore.store import FileStore
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, require
 
 THREADS = 4
@@ -47,10 +47,10 @@ class _Put:
 class FileBlocks:
     """The `AttemptBlocks` of one attempt of one process."""
 
-    def __init__(self, folder: Folder, incarnation: int, attempt: int, nonce: str = "") -> None:
+    def __init__(self, store: FileStore, incarnation: int, attempt: int, nonce: str = "") -> None:
         """*nonce* is unique to this process; empty: a random one."""
         self.incarnation, self.attempt = incarnation, attempt
-        self._folder, self._nonce = folder, nonce or secrets.token_hex(6)
+        self._store, self._nonce = store, nonce or secrets.token_hex(6)
         self._keys = KeysWritten()
         self._unresolved: deque[_Put] = deque()
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class FileBlocks:
             return ""
         took_s = time.monotonic() - self._unresolved[0].since_s
         if not self._obstacle and took_s > SLOW_S:
-            return f"waiting for the checkpoint storage {self._folder.url}: a block is not written after {took_s:.0f} s"
+            return f"waiting for the checkpoint storage {self._store.url}: a block is not written after {took_s:.0f} s"
         return self._obstacle and f"waiting for the checkpoint storage: {self._obstacle}"
 
     def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
@@ -81,7 +81,7 @@ class FileBlocks:
         key = BlockKey(self.incarnation, block.checkpoint, block.operator, key_group, part, self.attempt, self._nonce)
         value = encode(block)
         if self.pending >= PENDING_MAX:
-            raise StorageUnavailable(f"{self.pending} blocks wait for {self._folder.url}; there is no room for more.")
+            raise StorageUnavailable(f"{self.pending} blocks wait for {self._store.url}; there is no room for more.")
         self._keys.add(key)
         ticket = Ticket(str(key), value)
         put = _Put(ticket, key, value, ticket.at(PARTITION, OFFSET))
@@ -120,7 +120,7 @@ class FileBlocks:
                 look()
                 if time.monotonic() > deadline:
                     raise StorageUnavailable(
-                        f"{self.pending} blocks were not written to {self._folder.url} within {timeout_s:.0f} s. "
+                        f"{self.pending} blocks were not written to {self._store.url} within {timeout_s:.0f} s. "
                         f"{self._obstacle}".rstrip()
                     )
         except BaseException:
@@ -154,7 +154,7 @@ class FileBlocks:
         require(name is not None, f"{put.ref.key} is a well-formed key")
         while True:
             try:
-                self._folder.put(str(name), put.value, aside(put.key, put.ref.sha256))
+                self._store.put(str(name), put.value, aside(put.key, put.ref.sha256))
             except ConfigError as error:
                 put.failure = str(error)
                 return

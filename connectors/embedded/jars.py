@@ -1,8 +1,8 @@
-"""The broker's jars: downloaded once per user, by Maven or by jgo.
+"""The broker's jars: downloaded once per user, by jgo, which needs no Java.
 
 The folder of `kafka_jars` has exactly the files of the list beside this module, with their sizes and, after the
-download, their SHA-256. It appears by one rename, so a killed download leaves no incomplete folder. Maven and jgo use
-their own registries, or the configured ones.
+download, their SHA-256. It appears by one rename, so a killed download leaves no incomplete folder. The download is a
+process of its own, this module as a program. It uses jgo's own registry, or the configured one.
 """
 
 from __future__ import annotations
@@ -11,27 +11,25 @@ import fcntl
 import hashlib
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from exactlyonce.connectors.embedded.child import dying_with_parent
-from exactlyonce.connectors.embedded.fetch import SIDE_BY_SIDE
 from exactlyonce.connectors.embedded.progress import Passing, Progress
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.extras import install
 
 KAFKA_VERSION = "4.3.1"
 
-_ROOTS = ("kafka_2.13", "log4j-slf4j-impl")
-"""The artifacts that Maven gets, with their dependencies; without the second the broker logs nothing."""
+_SIDE_BY_SIDE = 4
 _LOOK_INTERVAL_S = 0.5
 _LINES_OF_ERROR = 15
 _BUNDLES = (
@@ -56,7 +54,7 @@ class Jar(NamedTuple):
 def kafka_jars(progress: Progress) -> Path:
     """The folder with all jars of the broker, downloaded unless it exists.
 
-    Raises `ConfigError` without a tool to download, `BrokerUnavailable` if the download fails.
+    Raises `ConfigError` without jgo, `BrokerUnavailable` if the download fails.
     """
     folder = cache_dir() / f"kafka-{KAFKA_VERSION}"
     if is_complete(folder):
@@ -107,7 +105,7 @@ def _download(folder: Path, progress: Progress) -> None:
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
     try:
         progress(f"Downloading Kafka {KAFKA_VERSION} ({_megabytes(listed_jars())} MB, once).")
-        _run(_download_command(part), part, progress)
+        _run(_command(part), part, progress)
         _check(part / "jars")
         shutil.rmtree(folder, ignore_errors=True)
         (part / "jars").rename(folder)
@@ -116,20 +114,14 @@ def _download(folder: Path, progress: Progress) -> None:
     progress(f"Kafka {KAFKA_VERSION} is in {folder}.")
 
 
-def _download_command(part: Path) -> list[str]:
-    """The command that downloads the jars to *part*/jars, several at once. Its input is *part*/input."""
-    (part / "input").write_text("".join(f"{jar.group}:{jar.artifact}:{jar.version}\n" for jar in listed_jars()))
-    if maven := shutil.which("mvn"):
-        (part / "pom.xml").write_text(_maven_project())
-        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={part / 'jars'}"]
-        parallel = f"-Dmaven.artifact.threads={SIDE_BY_SIDE}"
-        return [maven, "--batch-mode", "--file", str(part / "pom.xml"), parallel, *goal]
-    if importlib.util.find_spec("jgo"):
-        return [sys.executable, "-m", "exactlyonce.connectors.embedded.fetch", str(part / "jars")]
-    raise ConfigError(
-        f"No tool here can download the embedded broker: install Maven (mvn), or run {install('broker')}, or use a "
-        f"broker of your own: pass --bootstrap-servers."
-    )
+def _command(part: Path) -> list[str]:
+    """The command that downloads the listed jars to *part*/jars."""
+    if not importlib.util.find_spec("jgo"):
+        raise ConfigError(
+            f"The embedded broker is downloaded by jgo, which is not installed: run {install('broker')}, or use a "
+            f"broker of your own: pass --bootstrap-servers."
+        )
+    return [sys.executable, "-m", "exactlyonce.connectors.embedded.jars", str(part / "jars")]
 
 
 def _environment() -> dict[str, str]:
@@ -144,42 +136,31 @@ def _run(command: list[str], part: Path, progress: Progress) -> None:
     Its output goes to a file: it has addresses of registries, which only explain a failure.
     """
     began_s, whole, log = time.monotonic(), _megabytes(listed_jars()), part / "log"
-    with open(part / "input", "rb") as given, open(log, "wb") as output:
-        process = subprocess.Popen(
-            dying_with_parent(command), env=_environment(), stdin=given, stdout=output, stderr=output
-        )
+    with open(log, "wb") as output:
+        process = subprocess.Popen(dying_with_parent(command), env=_environment(), stdout=output, stderr=output)
     try:
         while process.poll() is None:
             progress(Passing(f"  {_megabytes(_arrived(part))} of {whole} MB, {time.monotonic() - began_s:.0f} s"))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_INTERVAL_S)
         if process.returncode:
-            raise _failure(process, command, log)
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES_OF_ERROR:])
+            raise BrokerUnavailable(
+                f"Kafka {KAFKA_VERSION} could not be downloaded: jgo ended with {process.returncode}. Check the "
+                f"network and the proxy settings, then start again. Its last lines:\n{tail}"
+            )
     finally:
         process.kill()
         process.wait()
 
 
-def _failure(process: subprocess.Popen[bytes], command: Sequence[str], log: Path) -> BrokerUnavailable:
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES_OF_ERROR:])
-    return BrokerUnavailable(
-        f"Kafka {KAFKA_VERSION} could not be downloaded: {Path(command[0]).name} ended with {process.returncode}. "
-        f"Check the network and the proxy settings, then start again. Its last lines:\n{tail}"
-    )
-
-
 def _arrived(part: Path) -> list[Jar]:
-    """The jars with their present sizes in *part*, or their full ones if Maven has reported them."""
+    """The jars with their present sizes in *part*."""
     sizes: dict[str, int] = {}
     for path in part.rglob("*.jar"):
         with suppress(FileNotFoundError):  # it was just renamed
             sizes[path.name] = max(sizes.get(path.name, 0), path.stat().st_size)
-    output = (part / "log").read_text(errors="replace")
-    whole = set(re.findall(r"(?m)^\[INFO\] Downloaded from .*/(\S+\.jar)", output))  # to Maven's own repository
-    return [
-        jar._replace(size=jar.size if jar.name in whole else min(jar.size, sizes.get(jar.name, 0)))
-        for jar in listed_jars()
-    ]
+    return [jar._replace(size=min(jar.size, sizes.get(jar.name, 0))) for jar in listed_jars()]
 
 
 def _megabytes(jars: Sequence[Jar]) -> int:
@@ -200,14 +181,20 @@ def _check(folder: Path) -> None:
         )
 
 
-def _maven_project() -> str:
-    dependencies = "".join(
-        f"<dependency><groupId>{jar.group}</groupId><artifactId>{jar.artifact}</artifactId>"
-        f"<version>{jar.version}</version></dependency>"
-        for jar in listed_jars()
-        if jar.artifact in _ROOTS
-    )
-    return (
-        "<project><modelVersion>4.0.0</modelVersion><groupId>exactlyonce</groupId><artifactId>broker</artifactId>"
-        f"<version>1</version><packaging>pom</packaging><dependencies>{dependencies}</dependencies></project>"
-    )
+def _fetch(folder: Path) -> None:
+    """Download the listed jars to *folder*."""
+    from jgo.maven import MavenContext
+
+    context = MavenContext(repo_cache=folder.parent / "repository")
+    folder.mkdir()
+
+    def fetch_one(jar: Jar) -> None:
+        path = context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve()
+        path.rename(folder / jar.name)
+
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as threads:
+        list(threads.map(fetch_one, listed_jars()))
+
+
+if __name__ == "__main__":
+    _fetch(Path(sys.argv[1]))

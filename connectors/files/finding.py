@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.files.places import FoundFile, Place
+from exactlyonce.connectors.filestore.store import FileStore, StoredFile
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
 NO_FILE = ""
@@ -49,17 +49,18 @@ class FileSplit(NamedTuple):
         return cls(version, int(begin), int(end), name)
 
 
-Parts = Callable[[FoundFile], Iterable[tuple[int, int]]]
+Parts = Callable[[StoredFile], Iterable[tuple[int, int]]]
 """The parts of a file that are read one by one: (begin, end) of each, adjacent."""
 
 
 class FileFinder:
-    """The `SplitFinder` of the files of *folder* that match *pattern*; without *interval_s* it looks once."""
+    """The `SplitFinder` of the files of *store* that match *pattern*; without *interval_s* it looks once."""
 
     def __init__(
         self,
         source: str,
-        folder: Place,
+        store: FileStore,
+        url: str,
         place: str,
         pattern: str,
         parts: Parts,
@@ -67,9 +68,10 @@ class FileFinder:
         *,
         forgets_removed: bool = False,
     ) -> None:
-        """*place*: that of its positions. *forgets_removed*: files that have ended and are gone may be left out of
-        checkpoints."""
-        self._source, self._folder, self._place, self._pattern, self._parts = source, folder, place, pattern, parts
+        """*url*: for people; *place*: that of its positions. *forgets_removed*: files that have ended and are gone may
+        be left out of checkpoints."""
+        self._source, self._store, self._url, self._place = source, store, url, place
+        self._pattern, self._parts = pattern, parts
         self._interval_s, self._forgets_removed = interval_s, forgets_removed
         self._looked_s: float | None = None
         self._forgotten = dict[int, SourceOffset]()
@@ -78,7 +80,7 @@ class FileFinder:
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         if not self._is_due():
             return []
-        files = {file.name: file for file in self._folder.files() if fnmatchcase(file.name, self._pattern)}
+        files = {file.name: file for file in self._store.visible() if fnmatchcase(file.name, self._pattern)}
         number = max((position.partition for position in known), default=-1) + 1
         self._forgotten = {split.partition: split for split in known if split.partition in self._forgotten}
         known = [position for position in known if position.partition not in self._forgotten]
@@ -97,7 +99,7 @@ class FileFinder:
             self._forgotten |= removed
         if (count := len(known) - len(removed) + len(identities)) > SPLITS_MAX:
             raise ConfigError(
-                f"Source {self._source!r}: {self._folder.url} has had {count:,} files, or parts of them, "
+                f"Source {self._source!r}: {self._url} has had {count:,} files, or parts of them, "
                 f"and a checkpoint has room for {SPLITS_MAX:,}. Write larger files; or remove those that were "
                 f"read, and set forget_removed=True."
             )
@@ -114,7 +116,7 @@ class FileFinder:
         self._looked_s = now_s
         return True
 
-    def _checked(self, known: Sequence[SourceOffset], files: dict[str, FoundFile]) -> dict[int, FileSplit]:
+    def _checked(self, known: Sequence[SourceOffset], files: dict[str, StoredFile]) -> dict[int, FileSplit]:
         """The splits of *known* that are there, none of which has changed; the others have ended."""
         there = {}
         for position in known:
@@ -130,12 +132,12 @@ class FileFinder:
                 there[position.partition] = split
         return there
 
-    def _splits(self, file: FoundFile) -> Iterator[FileSplit]:
+    def _splits(self, file: StoredFile) -> Iterator[FileSplit]:
         try:
             file.name.encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"Source {self._source!r}: the name of file {file.name!r} in {self._folder.url} is not in UTF-8, so no "
+                f"Source {self._source!r}: the name of file {file.name!r} in {self._url} is not in UTF-8, so no "
                 f"checkpoint can name it. Rename it."
             ) from None
         for begin, end in self._parts(file):

@@ -18,15 +18,14 @@ from itertools import islice
 from typing import Any, BinaryIO, Protocol, cast
 
 import msgspec
-from msgspec import inspect
 
 from exactlyonce.connectors.files.finding import FileSplit
-from exactlyonce.connectors.files.places import FoundFile
+from exactlyonce.connectors.filestore.store import StoredFile
 from exactlyonce.connectors.splits import SplitDecoder
-from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ConfigError, Halt, StorageUnavailable
 from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.shape import Form, describe, record_fields, type_name
 
 CHUNK_BYTES = 1 << 18
 """Bytes of a file that are read at once."""
@@ -46,10 +45,10 @@ class FileFormat(Protocol):
     def describe(self) -> dict[str, Any]:
         """What the records depend on, as JSON values."""
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         """The parts of a file of more than *bytes_max*; see `finding.Parts`."""
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         """The records of *split* but for the first *skip*, in lists that are not empty."""
 
     def decoder(self) -> SplitDecoder: ...
@@ -102,12 +101,12 @@ class JsonLines:
     def describe(self) -> dict[str, Any]:
         return {"format": "jsonl", "value": self._codec.describe()}
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         if is_compressed(file.name):
             return [(0, WHOLE)]
         return [(begin, min(begin + bytes_max, file.size)) for begin in range(0, file.size or 1, bytes_max)]
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         end = WHOLE if is_compressed(file.name) else split.end
         with whole(split):
             for lines in _lines(uncompressed(stream, file.name), split.begin, end, file.size):
@@ -116,7 +115,7 @@ class JsonLines:
                 skip = max(0, skip - len(lines))
 
     def decoder(self) -> SplitDecoder:
-        name = f"the line is not {schema.type_name(self._codec.type)} in {self._codec.name}"
+        name = f"the line is not {type_name(self._codec.type)} in {self._codec.name}"
         return SplitDecoder(
             self._codec.decode,
             lambda line: None if isinstance(line, LongLine) else cast(bytes, line),
@@ -172,17 +171,17 @@ class Rows:
 
     def problems(self) -> Iterator[str]:
         if self.type in (bytes, str):
-            yield f"value={schema.type_name(self.type)} has no fields for the columns of {self.name}: give a Struct"
+            yield f"value={type_name(self.type)} has no fields for the columns of {self.name}: give a Struct"
 
     def describe(self) -> dict[str, Any]:
-        return {"format": self.name, "value": schema.describe(self.type)}
+        return {"format": self.name, "value": describe(self.type)}
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         return [(0, WHOLE)]
 
     def decoder(self) -> SplitDecoder:
         decode = partial(msgspec.convert, type=self.type, strict=self.strict)
-        name = schema.type_name(self.type)
+        name = type_name(self.type)
         return SplitDecoder(decode, _row_as_json, lambda row, error: f"the row is not {name}: {_row_error(row, error)}")
 
 
@@ -211,34 +210,34 @@ class Csv(Rows):
         yield from super().problems()
         if not isinstance(self._delimiter, str) or len(self._delimiter) != 1:
             yield f"delimiter={self._delimiter!r} must be one character"
-        if not self._header and not _fields(self.type):
-            yield f"value={schema.type_name(self.type)} has no fields for the columns of header=False: give a Struct"
+        if not self._header and not record_fields(self.type):
+            yield f"value={type_name(self.type)} has no fields for the columns of header=False: give a Struct"
 
     def describe(self) -> dict[str, Any]:
         header = {} if self._header else {"header": False}
         return {**super().describe(), "delimiter": self._delimiter, **header}
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         """One part. Raises `ConfigError` if its first line lacks a field of the type."""
         with whole(FileSplit(file.version, 0, WHOLE, file.name)):
             columns, _ = self._rows(stream, file)
-        missing = [field.encode_name for field in _fields(self.type) if field.required]
+        missing = [field.name for field in record_fields(self.type) if field.required]
         missing = [name for name in missing if columns and name not in columns]
         if missing:
             raise ConfigError(
                 f"File {file.name!r}: its first line has the columns {', '.join(map(repr, columns))}, and "
-                f"{schema.type_name(self.type)} needs {', '.join(map(repr, missing))}. Set delimiter=, which is "
+                f"{type_name(self.type)} needs {', '.join(map(repr, missing))}. Set delimiter=, which is "
                 f"{self._delimiter!r}; or header=False, if the first line is a row; or correct the type or the file."
             )
         return super().parts(file, stream, bytes_max)
 
-    def _rows(self, stream: BinaryIO, file: FoundFile) -> tuple[list[str], Iterator[list[str]]]:
+    def _rows(self, stream: BinaryIO, file: StoredFile) -> tuple[list[str], Iterator[list[str]]]:
         """The columns, and the rows after the line that may name them."""
         text = io.TextIOWrapper(uncompressed(stream, file.name), encoding="utf-8-sig", newline="")
         rows = (row for row in csv.reader(text, delimiter=self._delimiter, strict=True) if row)
-        return next(rows, []) if self._header else [field.encode_name for field in _fields(self.type)], rows
+        return next(rows, []) if self._header else [field.name for field in record_fields(self.type)], rows
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         with whole(split):
             header, rows = self._rows(stream, file)
             if len(set(header)) < len(header):
@@ -263,18 +262,10 @@ def _named(header: list[str], row: list[str], empty: dict[str, bool]) -> dict[st
     return cells
 
 
-def _fields(type_: Any) -> Sequence[inspect.Field]:
-    return getattr(inspect.type_info(type_), "fields", ())
-
-
 def _empty_cells(type_: Any) -> dict[str, bool]:
     """The columns in which an empty cell is no text, and whether it is None there."""
-    columns = {}
-    for field in _fields(type_):
-        kinds = {type(kind) for kind in getattr(field.type, "types", (field.type,))}
-        if not kinds & {inspect.StrType, inspect.AnyType}:
-            columns[field.encode_name] = inspect.NoneType in kinds
-    return columns
+    forms = {field.name: {member.form for member in field.shape.members} for field in record_fields(type_)}
+    return {name: Form.NULL in own for name, own in forms.items() if not own & {Form.STR, Form.ANY}}
 
 
 class Parquet(Rows):
@@ -282,7 +273,7 @@ class Parquet(Rows):
 
     name = "parquet"
 
-    def parts(self, file: FoundFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
+    def parts(self, file: StoredFile, stream: BinaryIO, bytes_max: int) -> Sequence[tuple[int, int]]:
         if file.size <= bytes_max:
             return [(0, WHOLE)]
         with whole(FileSplit(file.version, 0, WHOLE, file.name)):
@@ -296,7 +287,7 @@ class Parquet(Rows):
             filled += size
         return list(zip(begins, [*begins[1:], WHOLE], strict=True))
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         with whole(split):
             opened = _parquet(stream)
             for group in range(split.begin, min(split.end, opened.num_row_groups)):
@@ -321,7 +312,7 @@ class Avro(Rows):
 
     name = "avro"
 
-    def blocks(self, stream: BinaryIO, file: FoundFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
+    def blocks(self, stream: BinaryIO, file: StoredFile, split: FileSplit, skip: int) -> Iterator[list[Any]]:
         from fastavro import block_reader
 
         with whole(split):

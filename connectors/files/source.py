@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
 from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, JsonLines, Parquet
-from exactlyonce.connectors.files.places import FoundFile, LocalPlace, Place
-from exactlyonce.connectors.files.remote import RemotePlace, is_remote
+from exactlyonce.connectors.filestore.store import FileStore, StoredFile
+from exactlyonce.connectors.filestore.urls import path_problems, store_of
 from exactlyonce.connectors.splits import OpenSplit, PlacedDecoder, SplitDecoder, SplitSource, require_reached
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
@@ -123,10 +124,10 @@ class FileSource(SplitSource[T]):
         try:
             reading = _format(format, value, delimiter, header)
             reading.describe()
-        except schema.UnsupportedType as error:
+        except shape.UnsupportedType as error:
             raise GraphError(f"{where}: {error}") from None
         fields = {
-            "path": os.fspath(path) if is_remote(os.fspath(path)) else os.path.normpath(path),
+            "path": os.fspath(path) if is_url(os.fspath(path)) else os.path.normpath(path),
             "format": format,
             "files": files,
             "watch": watch,
@@ -176,21 +177,26 @@ class FileSource(SplitSource[T]):
 
     @property
     def place(self) -> str:
-        url = self._folder().url
-        return f"{url}#{self.name}" if self.name else url
+        return f"{self._url}#{self.name}" if self.name else self._url
+
+    @property
+    def _url(self) -> str:
+        """The folder's name for people and checkpoints, without secrets; it has a colon."""
+        return self.path.rstrip("/") if is_url(self.path) else f"file:{self.path}"
 
     @property
     def looks_at(self) -> str:
         return f"{self.place}: no file matches files={self.files!r}"
 
-    def _folder(self) -> Place:
-        return RemotePlace(self.path) if is_remote(self.path) else LocalPlace(self.path)
+    def _store(self) -> FileStore:
+        return store_of(self.path, "The source")
 
     def finder(self, source: str, topics: Any = None) -> FileFinder:
         interval_s = None if self.watch is None else duration_ms(self.watch) / 1000
         return FileFinder(
             source,
-            self._folder(),
+            self._store(),
+            self._url,
             self.place,
             self.files,
             self._parts,
@@ -198,8 +204,8 @@ class FileSource(SplitSource[T]):
             forgets_removed=self.forget_removed,
         )
 
-    def _parts(self, file: FoundFile) -> Sequence[tuple[int, int]]:
-        with closing(self._folder().open(file)) as stream:
+    def _parts(self, file: StoredFile) -> Sequence[tuple[int, int]]:
+        with closing(self._store().open(file)) as stream:
             return self._reading.parts(file, stream, byte_count(self.split_bytes))
 
     def left(self, position: SourceOffset) -> int:
@@ -214,7 +220,7 @@ class FileSource(SplitSource[T]):
     def open_split(self, position: SourceOffset) -> OpenSplit:
         if position.topic_id == NO_FILE:
             return NoFile(position.topic)
-        return OpenFile(position, self._folder(), self._reading)
+        return OpenFile(position, self._store(), self._url, self._reading)
 
     def decoder(self) -> SplitDecoder:
         decoder = self._reading.decoder()
@@ -229,8 +235,7 @@ class FileSource(SplitSource[T]):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         yield from self._reading.problems()
-        if not os.path.isabs(self.path) and not is_remote(self.path):
-            yield "path= must be absolute, or s3://BUCKET/PREFIX or hdfs://HOST:PORT/FOLDER, without a user or password"
+        yield from path_problems(self.path)
         if not isinstance(self.files, str) or not self.files:
             yield f'files={self.files!r} must be a pattern, as "*.csv"'
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
@@ -243,7 +248,7 @@ class FileSource(SplitSource[T]):
         """The folder and the format; how large the parts are is noted with each of them."""
         return {
             "source": "files",
-            "path": self._folder().url,
+            "path": self._url,
             "files": self.files,
             **self._reading.describe(),
             **({"metadata": True} if self.metadata else {}),
@@ -279,12 +284,12 @@ class OpenFile(OpenSplit):
 
     ended = False
 
-    def __init__(self, position: SourceOffset, place: Place, reading: FileFormat) -> None:
-        self._position, self._place = position, place
+    def __init__(self, position: SourceOffset, store: FileStore, url: str, reading: FileFormat) -> None:
+        self._position, self._store = position, store
         self._split = split = FileSplit.parse(position.topic_id)
-        self.name = f"{place.url}/{split.name}"
+        self.name = f"{url}/{split.name}"
         self._file = self._unchanged()
-        self.time_ms = self._file.time_ms
+        self.time_ms = self._file.written_at_ms
         self._stream = self._opened()
         self._blocks = reading.blocks(self._stream, self._file, split, position.offset)
         self._block: list[Any] = []
@@ -295,12 +300,12 @@ class OpenFile(OpenSplit):
 
     def _opened(self) -> BinaryIO:
         try:
-            return self._place.open(self._file)
+            return self._store.open(self._file)
         except FileNotFoundError:
             raise gone(self._position, self._split) from None
 
-    def _unchanged(self) -> FoundFile:
-        file = self._place.look(self._split.name)
+    def _unchanged(self) -> StoredFile:
+        file = self._store.look(self._split.name)
         if file is None:
             raise gone(self._position, self._split)
         if file.version != self._split.version:
@@ -311,7 +316,7 @@ class OpenFile(OpenSplit):
         """The next block; at the end of the file what was read must be what was found."""
         self._block, self._at = next(self._blocks, []), 0
         if not self._block:
-            file = self._place.look(self._split.name)
+            file = self._store.look(self._split.name)
             if file is not None and file.version != self._split.version:
                 raise changed(self._position, self._split)
             self.ended = True

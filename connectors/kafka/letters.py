@@ -9,6 +9,7 @@ record with several letters is sent back once.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -20,7 +21,6 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from exactlyonce.connectors.confluent import make_producer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import Outgoing, produce
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.source import record_of
 from exactlyonce.connectors.kafka.topics import Topic, Topics
@@ -31,6 +31,16 @@ from exactlyonce.pipeline.names import as_name
 BATCH_RECORDS = 1_000
 OPEN, REPLAYED, DISCARDED = STATES = ("open", "replayed", "discarded")
 TIMEOUT_S = 60.0
+
+
+class Outgoing(NamedTuple):
+    """A record and its partition."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
 
 
 class Letter(NamedTuple):
@@ -197,7 +207,7 @@ class LetterEndings:
         self._call("begin_transaction")
         try:
             for record in batch:
-                produce(self._producer, record)
+                _produce(self._producer, record)
             left = self._producer.flush(TIMEOUT_S)
             why = f"{left} records were not delivered in time" if left else ""
         except (KafkaException, SystemError) as error:  # the latter for a callback while the client learns of a fence
@@ -235,6 +245,25 @@ def _found(topics: Topics, names: Iterable[str]) -> dict[str, Topic]:
         with suppress(TopicError):
             known |= topics.describe([name])
     return known
+
+
+def _produce(producer: Producer, record: Outgoing) -> None:
+    """Hand *record* to *producer*, once its queue has room; `BrokerUnavailable` if it has none for long."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            producer.produce(
+                record.topic,
+                record.value,
+                record.key,
+                record.partition,
+                headers=None if record.headers is None else [*record.headers],
+            )
+            return
+        except BufferError:
+            if time.monotonic() > deadline_s:
+                raise BrokerUnavailable("The broker takes no records now. Run again later.") from None
+            producer.poll(0.1)
 
 
 def _returned(letter: Letter) -> Outgoing:

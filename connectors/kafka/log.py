@@ -18,8 +18,8 @@ from confluent_kafka import Message
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.record.util import calc_crc32c
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.transactions.broker_answers import Fate, Producer
+from exactlyonce.checkpoint.records.manifest import Committable, Written
+from exactlyonce.checkpoint.requests import Fate, Producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import Again, DamagedBatch, RangeGone, damage, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import READ_COMMITTED, READ_UNCOMMITTED, PartitionLeader, Request, Wire

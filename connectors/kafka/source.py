@@ -23,7 +23,7 @@ from exactlyonce.connectors.source import (
     SplitFinder,
     SplitReader,
 )
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
@@ -134,7 +134,7 @@ class KafkaSource(Source[T]):
             raise GraphError(f"{location(caller())}: KafkaSource({shown}): {problem}")
         try:
             value_codec = codec_for(value)
-        except schema.UnsupportedType as error:
+        except shape.UnsupportedType as error:
             raise GraphError(f"{location(caller())}: KafkaSource({shown}): {error}") from None
         fields = {
             "topic_name": names[0] if names else "",
@@ -258,13 +258,13 @@ class KafkaSource(Source[T]):
         return bytes_of(self.key_codec, "key")
 
     def key_problem(self, error: BaseException) -> str:
-        return f"the key is not {schema.type_name(self.key_codec.type)}: {error}"
+        return f"the key is not {shape.type_name(self.key_codec.type)}: {error}"
 
     def value_problem(self, data: bytes | None, error: BaseException) -> str:
         if data is None:
-            name = schema.type_name(self.value_type)
+            name = shape.type_name(self.value_type)
             return f"the value is null (a tombstone): declare value={name} | None if the topic has them"
-        return f"the value is not {schema.type_name(self.value_type)} in {self.value_codec.name}: {error}"
+        return f"the value is not {shape.type_name(self.value_type)} in {self.value_codec.name}: {error}"
 
     # --- of a pattern ---------------------------------------------------------------------------------------------
 
@@ -297,14 +297,15 @@ class KafkaSource(Source[T]):
         Raises `ConfigError` if *start* or the offsets of *start_group* do not fit the topic.
         """
         offsets = self._start_offsets(source, topics)
-        if self.start_group is None:
-            return offsets
+        return offsets | (self.group_offsets(source, topics, self.start_group) if self.start_group is not None else {})
+
+    def group_offsets(self, source: str, topics: Topics, group: str, setting: str = "start_group") -> dict[int, int]:
         from exactlyonce.connectors.kafka.start_group import committed
 
-        return {**offsets, **committed(topics, source, self.start_group, self.topic_name)}
+        return committed(topics, source, group, self.topic_name, setting, self.place)
 
-    def starting(self, start: Start | None, group: str | None) -> KafkaSource[T]:
-        return self._with(start=self.start if start is None else start, start_group=group)
+    def starting(self, start: Start) -> KafkaSource[T]:
+        return self._with(start=start, start_group=None)
 
     def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
         """The offsets of *start*."""
@@ -467,9 +468,9 @@ def _topics_problem(topics: tuple[str, ...], start: object) -> str | None:
 def _key_problem(key: Any) -> str | None:
     names = ", ".join(type_.__name__ for type_ in KEY_TYPES)
     if isinstance(key, Codec):
-        of = schema.type_name(key.type)
+        of = shape.type_name(key.type)
         return None if key.type in KEY_TYPES else f"key= is a codec of {of}, which must be one of {names}"
-    return None if key in KEY_TYPES else f"key={schema.type_name(key)} must be one of {names}"
+    return None if key in KEY_TYPES else f"key={shape.type_name(key)} must be one of {names}"
 
 
 def _start_problem(start: Any) -> str | None:

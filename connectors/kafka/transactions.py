@@ -40,13 +40,7 @@ from kafka.protocol.admin.transactions import (
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 
-from exactlyonce.checkpoint.requests import Ending
-from exactlyonce.checkpoint.transactions.broker_answers import (
-    EndAnswer,
-    ListedTransaction,
-    ProducerState,
-    TransactionState,
-)
+from exactlyonce.checkpoint.requests import EndAnswer, Ending, ListedTransaction, ProducerState, TransactionState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import Again, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import Observe, Places, Request, Wire

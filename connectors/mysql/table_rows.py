@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from msgspec import inspect
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.mysql.session import MySQLSession, quoted
@@ -21,15 +20,15 @@ from exactlyonce.connectors.tables import (
     NUMBERS,
     PAGE_ROWS,
     Key,
-    Kinds,
     Row,
     TableSplit,
     columns_of,
     field_problems,
+    forms_of,
     key_problems,
-    kinds_of,
 )
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.shape import Field, Form
 
 ANSWER_S = 300
 """The limit of one query: the first may have to wait for the disk."""
@@ -214,30 +213,29 @@ class MySQLTableRows:
         self._session.close()
 
 
-def _conversion(field: inspect.Field, type_: str) -> Callable[[Any], Any] | None:
+def _conversion(field: Field, type_: str) -> Callable[[Any], Any] | None:
     """The conversion of a column's values for a field, where the driver's do not fit."""
-    kinds = kinds_of(field)
-    if inspect.TimeType in kinds and type_ == "time":
+    forms = forms_of(field)
+    if Form.TIME in forms and type_ == "time":
         return _time
-    if inspect.UUIDType in kinds and type_ == "binary":
+    if Form.UUID in forms and type_ == "binary":
         return _uuid
-    if kinds & _DOCUMENTS and inspect.StrType not in kinds and type_ in ("json", "text", "mediumtext", "longtext"):
+    in_text = type_ in ("json", "text", "mediumtext", "longtext") and Form.STR not in forms
+    if in_text and forms & (DOCUMENTS | {Form.ANY}):
         return _document
     return None
 
 
-_DOCUMENTS: Kinds = DOCUMENTS | {inspect.AnyType}
-_BYTES: Kinds = frozenset({inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType})
-_SPANS: Kinds = frozenset({inspect.DateTimeType, inspect.TimeDeltaType})
-_TAKEN: dict[str, Kinds] = {
-    **dict.fromkeys(_INTEGERS, NUMBERS | _SPANS | {inspect.BoolType}),
+_SPANS = frozenset({Form.DATETIME, Form.TIMEDELTA})
+_TAKEN: dict[str, frozenset[Form]] = {
+    **dict.fromkeys(_INTEGERS, NUMBERS | _SPANS | {Form.BOOL}),
     **dict.fromkeys(("float", "double"), NUMBERS | _SPANS),
     "decimal": NUMBERS,
-    **dict.fromkeys(("datetime", "timestamp"), frozenset({inspect.DateTimeType})),
-    "date": frozenset({inspect.DateType}),
-    "time": frozenset({inspect.TimeType, inspect.TimeDeltaType}),
-    "binary": _BYTES | {inspect.UUIDType},
-    **dict.fromkeys(("varbinary", "tinyblob", "blob", "mediumblob", "longblob"), _BYTES),
+    **dict.fromkeys(("datetime", "timestamp"), frozenset({Form.DATETIME})),
+    "date": frozenset({Form.DATE}),
+    "time": frozenset({Form.TIME, Form.TIMEDELTA}),
+    "binary": frozenset({Form.BYTES, Form.UUID}),
+    **dict.fromkeys(("varbinary", "tinyblob", "blob", "mediumblob", "longblob"), frozenset({Form.BYTES})),
 }
 """By type of a column: the fields that take the driver's values. Texts may stand for anything."""
 

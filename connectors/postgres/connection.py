@@ -155,18 +155,11 @@ class PostgresConnection:
             connection.answer_s = self._limits.answer
             require(answer == "COMMIT", f"A transaction that raised nothing is committed, not {answer}")
 
-    def prepare(self, name: str) -> None:
-        """Prepare the open transaction: from now on the server keeps it under *name*."""
-        with self._translated(new=False) as connection:
-            answer = connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(name))).statusmessage
-            require(answer == "PREPARE TRANSACTION", f"A transaction that raised nothing is prepared, not {answer}")
-        self._within = False
-
     def begin(
         self, name: str, idle_s: int, lock_s: float | None = None, *, snapshot: str | None = None,
         reads: sql.Identifier | None = None,
     ) -> None:  # fmt: skip
-        """Begin a transaction that lasts until `prepare` or `close`; the server ends one that is idle for *idle_s*, if
+        """Begin a transaction that lasts until `close`; the server ends one that is idle for *idle_s*, if
         that is not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own.
 
         The table *reads* is locked for reading before there is a snapshot: one that was taken while another session

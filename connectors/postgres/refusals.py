@@ -80,10 +80,6 @@ class LockHeld(StoreUnavailable):
     """Another session has held a lock for too long."""
 
 
-class NoSuchObject(StoreError):
-    """There is no object of that name."""
-
-
 class Refusals:
     """Converts errors of the driver to ours, for one connection string."""
 
@@ -135,9 +131,7 @@ class Refusals:
             kind = LockHeld if state == "55P03" else StoreUnavailable
             return refusals.passing(self.server, _AGAIN[passing], message, kind)
         advice = _FATAL[fatal] if fatal is not None else "correct what it names, then run again; nothing is lost"
-        return refusals.refused(
-            self.server, message, _sentence(advice), NoSuchObject if state == "42704" else StoreError
-        )
+        return refusals.refused(self.server, message, _sentence(advice))
 
 
 def is_misread(text: str, settings: Mapping[str, Any]) -> bool:

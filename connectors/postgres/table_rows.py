@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-from msgspec import inspect
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
@@ -22,7 +21,6 @@ from exactlyonce.connectors.tables import (
     PAGE_ROWS,
     TEXTS,
     Key,
-    Kinds,
     Row,
     TableSplit,
     columns_of,
@@ -30,6 +28,7 @@ from exactlyonce.connectors.tables import (
     key_problems,
 )
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable, Unavailable
+from exactlyonce.pipeline.shape import Form
 
 ANSWER_S = 300
 """The limit of one query: the first may have to wait for the disk."""
@@ -261,17 +260,15 @@ class PostgresTableRows:
         self._connection.close()
 
 
-_MOMENTS: Kinds = frozenset({inspect.StrType, inspect.DateTimeType, inspect.DateType})
-_BYTES: Kinds = frozenset({inspect.StrType, inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType})
-_TAKEN: dict[str, Kinds] = {
+_TAKEN: dict[str, frozenset[Form]] = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), NUMBERS),
-    "bool": frozenset({inspect.BoolType}),
+    "bool": frozenset({Form.BOOL}),
     **dict.fromkeys(("text", "varchar", "bpchar", "char", "name"), TEXTS),
-    **dict.fromkeys(("date", "timestamp", "timestamptz"), _MOMENTS),
-    **dict.fromkeys(("time", "timetz"), frozenset({inspect.StrType, inspect.TimeType})),
-    "interval": frozenset({inspect.StrType, inspect.TimeDeltaType}),
-    "uuid": frozenset({inspect.StrType, inspect.UUIDType}),
-    "bytea": _BYTES,
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), frozenset({Form.STR, Form.DATETIME, Form.DATE})),
+    **dict.fromkeys(("time", "timetz"), frozenset({Form.STR, Form.TIME})),
+    "interval": frozenset({Form.STR, Form.TIMEDELTA}),
+    "uuid": frozenset({Form.STR, Form.UUID}),
+    "bytea": frozenset({Form.STR, Form.BYTES}),
 }
 """By type of a column: the fields that take its values in JSON."""
 _TABLES = ("r", "p")

@@ -14,9 +14,8 @@ from drawing import Drawing
 from snapshots import cuts, cycle, modes
 
 from exactlyonce.checkpoint.records.encoding import BlockKey, DecisionKey
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS, SlotState
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, Repair, TopicInfo
+from exactlyonce.sinks.kafka.writer import SLOT_TRANSITIONS, SlotState
 
 HERE = Path(__file__).parent
 

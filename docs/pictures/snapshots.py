@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from drawing import Drawing
-
-from exactlyonce.checkpoint.chandy_lamport.algorithm import (
+from chandy_lamport.algorithm import (
     ChandyLamport,
     Complete,
     Initiate,
@@ -18,7 +16,8 @@ from exactlyonce.checkpoint.chandy_lamport.algorithm import (
     SendMarker,
     SnapshotEvent,
 )
-from exactlyonce.checkpoint.chandy_lamport.cuts import CausalHistory, Cut, Violation
+from chandy_lamport.cuts import CausalHistory, Cut, Violation
+from drawing import Drawing
 
 MARKER = "|"
 

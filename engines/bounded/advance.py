@@ -17,9 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided
-from exactlyonce.checkpoint.events import PendingCheckpoint
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink
 from exactlyonce.engines.bounded.stop_offsets import rest
@@ -110,7 +108,17 @@ def advance(
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as files:
-        common = _common(loaded, options, connections, manifest, physical, files, without_output=without_output)
+        base = msgspec.structs.replace(manifest, order_logs=(), committables=())
+        common = Stage(
+            spec=connections.task_spec(leader.attempt, base),
+            fingerprint=physical.graph.fingerprint(),
+            checkpoint=checkpoint,
+            write_state=True,
+            origins=False,
+            files=files,
+            without_output=without_output,
+            by_partition=True,
+        )
         client = options.client.as_text
         may_split = bool(splittable)
         receipts = compute(physical, common, client, ranges, submit, splittable=splittable)
@@ -131,20 +139,15 @@ def advance(
     offsets = [offset for ack in acks for offset in ack.offsets]
     precommits = [published.precommit for published in publications]
     open_ms = clock.monotonic_ms() - opened_ms
-    pending = PendingCheckpoint(
-        checkpoint=checkpoint,
+    pending = PendingCheckpoint.of(
+        acks,
+        precommits,
         base=manifest.checkpoint,
-        previous=manifest.checkpoint,
-        final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
-        without_output=without_output,
         triggered_ms=began_ms,
         attempt=leader.attempt,
-        acks={(ack.task, ack.subtask): ack for ack in acks},
-        order_logs=[ack.order_log for ack in acks if ack.order_log is not None],
-        staged=[staged for ack in acks for staged in ack.staged],
-        precommits=precommits,
+        final=bool(to) and not any(reading.length for reading in rest(to, ranges, offsets)),
         ages_ms={precommit.transactional_id: open_ms for precommit in precommits},
-        outputs_by_partition=tuple(sorted((id, common.output_partitions[id]) for id in _topics(physical))),
+        outputs_by_partition=tuple(sorted((id, common.spec.output_partitions[id]) for id in _topics(physical))),
     )
     if publications:
         _abort_all_but(connections, {precommit.transactional_id for precommit in precommits})
@@ -156,39 +159,6 @@ def advance(
     attempt = leader.attempt + (units_failed or publications_failed)
     connections.drive(leader.begin_attempt(attempt, killed=units_failed))
     return done
-
-
-def _common(
-    loaded: Loaded,
-    options: RunOptions,
-    connections: PipelineConnections,
-    manifest: Manifest,
-    physical: Plan,
-    files: str,
-    *,
-    without_output: bool,
-) -> Stage:
-    return Stage(
-        without_output=without_output,
-        reference=loaded.reference,
-        fingerprint=physical.graph.fingerprint(),
-        parallelism=physical.parallelism,
-        checkpoint=manifest.checkpoint + 1,
-        base=msgspec.structs.replace(manifest, order_logs=(), committables=()),
-        incarnation=connections.leader.incarnation.incarnation,
-        attempt=connections.leader.attempt,
-        topic=connections.log.topic,
-        write_state=True,
-        origins=False,
-        by_partition=True,
-        files=files,
-        storage=options.checkpoint.storage,
-        drops_fields=options.allow_dropped_fields,
-        skips=connections.skips,
-        incremental=options.checkpoint.incremental,
-        output_partitions=connections.surroundings.outputs.partitions,
-        partitioners=connections.surroundings.outputs.partitioners,
-    )
 
 
 def _abort_all_but(connections: PipelineConnections, winners: Collection[str] = ()) -> None:
@@ -229,15 +199,15 @@ def _publications(
                 partitions=tuple(partitions[publisher::publishers]),
                 topic=topics[sink],
                 checkpoint=common.checkpoint,
-                incarnation=common.incarnation,
-                attempt=common.attempt,
+                incarnation=common.spec.incarnation,
+                attempt=common.spec.attempt,
                 transaction_timeout_ms=timeout_ms,
                 outputs=outputs,
             )
 
 
 def _published(common: Stage, publications: Iterable[Publication], submit: Submit) -> list[Published]:
-    description = f"{common.base.pipeline}: checkpoint {common.checkpoint}, publish"
+    description = f"{common.spec.manifest.pipeline}: checkpoint {common.checkpoint}, publish"
     work = [_encode(publication) for publication in publications]
     answers = submit(description, work) if work else []
     return [_published_decoder.decode(answer) for answer in answers]

@@ -17,22 +17,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
-from exactlyonce.checkpoint.records.columns import COLUMNS_SIZE_MAX
+from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import HISTORY, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.splits import splittable_tasks
 from exactlyonce.engines.bounded.stages import refuse_unbounded
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
-from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process, in_process_keeping
+from exactlyonce.engines.bounded.stop_offsets import first_part, readings, rest, stop_offsets
+from exactlyonce.engines.bounded.submit import Executors, Submit, WorkListener, in_process, in_process_keeping
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
-from exactlyonce.engines.connections import beside
+from exactlyonce.engines.connections import with_heartbeat
+from exactlyonce.engines.external_checks.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
@@ -40,7 +43,6 @@ from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to_distribute
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.durations import shown_duration
@@ -48,6 +50,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.positions import LATEST, Position
 from exactlyonce.pipeline.sizes import counted
 
 FOLLOW_PAUSE_MIN_S = 0.1
@@ -110,7 +113,7 @@ def skip_lines(skipped: Iterable[Skipped]) -> Iterator[str]:
         yield f"skipped: {count} of source {source!r} ({where}), the first: {first}"
 
 
-class CatchUpProgress(Progress, Protocol):
+class CatchUpProgress(WorkListener, Protocol):
     """The listener to a catch-up."""
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
@@ -184,7 +187,8 @@ class CatchUp:
     loaded: Loaded
     options: RunOptions
     progress: CatchUpProgress
-    stop_offsets: StopOffsets = field(default_factory=StopOffsets)
+    to: Position = LATEST
+    """Where it ends."""
     chunk_records: int | None = None
     """The most records of a checkpoint; None: by the number of units and the free staging room, see `chunk_records`."""
     _: KW_ONLY
@@ -264,7 +268,7 @@ class CatchUp:
             self.progress.note(text)
 
         with closing(self._connections(physical, note, in_process, THIS_MACHINE)) as connections:
-            inputs = connections.surroundings.inputs
+            inputs = connections.pipeline_topics.inputs
             if begun is not None:
                 check_operators(physical.graph, begun)
                 inputs.check_continuity(begun)
@@ -319,6 +323,10 @@ class CatchUp:
                 connections.drive(connections.leader.upkeep())
                 silent_s = 0.0
 
+    def _is_left(self, remaining: Sequence[Reading], manifest: Manifest) -> bool:
+        """Whether there is work after *manifest*: records, or the end of a history, whose last checkpoint says so."""
+        return any(reading.length for reading in remaining) or (self.no_output and manifest.kind == HISTORY)
+
     def _stays_here(self, chunk: Sequence[Reading], manifest: Manifest) -> bool:
         """Whether this process computes *chunk* after *manifest*."""
         if not self.small_here or _offsets_in(chunk) > SMALL_RECORDS:
@@ -368,19 +376,21 @@ class CatchUp:
     def _reach(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> bool:
         """Advance to the present stop offsets; False if the work stands there."""
         connections.drive(connections.leader.look_at_inputs())
-        remaining = self._remaining(connections.surroundings.inputs, connections.surroundings.offsets)
+        remaining = self._remaining(connections.pipeline_topics.inputs, connections.pipeline_topics.offsets)
         total = _offsets_in(remaining)
-        if not total:
+        if not self._is_left(remaining, summary.manifest):
             return False
         self.progress.began(summary.manifest, total)
 
         def with_upkeep(submit: Submit, stage: str, work: Sequence[bytes]) -> list[bytes]:
-            return beside(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
+            return with_heartbeat(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
 
         publish = partial(with_upkeep, in_process_keeping) if self.follow else None
         most = self.chunk_records or CHUNK_RECORDS
-        while any(reading.length for reading in remaining) and not self.stopping.is_set():
+        while self._is_left(remaining, summary.manifest) and not self.stopping.is_set():
             chunk = first_part(remaining, most, OPEN_READERS_MAX * summary.parallelism)
+            if self.no_output and summary.manifest.kind != HISTORY:  # a savepoint, or the end of another history
+                chunk = tuple(msgspec.structs.replace(reading, end=reading.start) for reading in remaining)
             here = self._stays_here(chunk, summary.manifest)
             advanced = advance(
                 self.loaded, self.options, connections, summary.manifest, ranges=chunk,
@@ -394,7 +404,7 @@ class CatchUp:
             connections.publish_offsets()
             offsets = _offsets_in(chunk)
             self.progress.advanced(advanced, offsets)
-            if self.chunk_records is None:
+            if self.chunk_records is None and offsets:
                 most = chunk_records(
                     summary.parallelism,
                     offset_bytes=advanced.staged_bytes / offsets,
@@ -415,7 +425,7 @@ class CatchUp:
 
     def _remaining(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
         """The ranges from *starts* to the stop offsets."""
-        return readings(starts, self.stop_offsets.ends(inputs, starts), inputs.others)
+        return readings(starts, stop_offsets(self.to, inputs, starts), inputs.others)
 
 
 def _offsets_in(ranges: Iterable[Reading]) -> int:
@@ -458,7 +468,7 @@ def chunk_records(
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:
     """The most subtasks that a manifest has room for; ConfigError if the plan has more."""
-    topics = connections.surroundings
+    topics = connections.pipeline_topics
     most = subtasks_max(physical.graph, topics.inputs.counted, topics.outputs.foreseen)
     if physical.parallelism > most:
         raise ConfigError(

@@ -21,19 +21,21 @@ from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_unbounded
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, readings, to_their_ends
-from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.stop_offsets import readings, stop_offsets, to_their_ends
+from exactlyonce.engines.bounded.submit import Executors, WorkListener
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
+from exactlyonce.engines.external_checks.input_topics import InputTopics
+from exactlyonce.engines.external_checks.preflight import Inputs, by_kind, check_operators
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.savepoints.fitting import require_readable
-from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import Inputs, by_kind, check_operators
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.positions import LATEST, Position
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.writer import WritesToTopic
 
@@ -145,11 +147,11 @@ class Diff:
         client: ClientConfig,
         *,
         checkpoint: int | None = None,
-        to: StopOffsets | None = None,
+        to: Position = LATEST,
         shown: int = SHOWN,
     ) -> None:
-        """*checkpoint* None: the newest savepoint, or else the oldest checkpoint that is retained. *to* is where the
-        input ends; None: at its present end. *shown*: the most differences of a sink."""
+        """*checkpoint* None: the newest savepoint, or else the oldest checkpoint that is retained. *to*, one of
+        `TO`, is where the input ends. *shown*: the most differences of a sink."""
         self._versions, self._client, self._shown = (old, new), client, shown
         self._graphs = [version.pipeline.build() for version in self._versions]
         self.name = old.pipeline.name
@@ -168,14 +170,14 @@ class Diff:
             require_readable(graph, self._base, blocks, self._notes.append, drops_fields=True)
             check_operators(graph, self._base)
         self._require_run_goes_on()
-        self._ranges = self._read_ranges(to or StopOffsets())
+        self._ranges = self._read_ranges(to)
 
     @property
     def offsets(self) -> int:
         """The offsets that each version reads; there may be fewer records."""
         return sum(reading.length for reading in self._ranges)
 
-    def run(self, executors: Executors, progress: Progress) -> DiffReport:
+    def run(self, executors: Executors, progress: WorkListener) -> DiffReport:
         """Compute and compare both versions. Raises `ConfigError` if the checkpoint expires meanwhile."""
         try:
             return self._run(executors, progress)
@@ -188,7 +190,7 @@ class Diff:
                 f"{self.name}`: a diff begins there. Or let it run with a larger --num-retained."
             ) from error
 
-    def _run(self, executors: Executors, progress: Progress) -> DiffReport:
+    def _run(self, executors: Executors, progress: WorkListener) -> DiffReport:
         for note in self._notes:
             progress.note(note)
         progress.began(self._base, 2 * self.offsets)
@@ -238,7 +240,7 @@ class Diff:
                 f"topics: {_listed(had)}. One has {_listed(has)}."
             )
 
-    def _read_ranges(self, to: StopOffsets) -> tuple[Reading, ...]:
+    def _read_ranges(self, to: Position) -> tuple[Reading, ...]:
         require_same_topics(self._client, self._graphs[0], self._base)
         sources, others = by_kind(self._graphs[0])
         for id, source in others.items():
@@ -253,28 +255,31 @@ class Diff:
         ):
             inputs.find_splits(self._base.offsets)
             starts = inputs.offsets_from(self._base)
-            return readings(starts, to.ends(inputs, starts), others)
+            return readings(starts, stop_offsets(to, inputs, starts), others)
 
     def _stage(self, version: Loaded, graph: LogicalGraph, files: str, lanes: int) -> Stage:
         base = self._base
-        return Stage(
+        spec = TaskSpec(
             reference=version.reference,
-            fingerprint=graph.fingerprint(),
             parallelism=base.parallelism,
-            checkpoint=base.checkpoint + 1,
-            base=msgspec.structs.replace(base, order_logs=(), committables=()),
             incarnation=base.incarnation,
             attempt=base.attempt,
+            manifest=msgspec.structs.replace(base, order_logs=(), committables=()),
             topic=self._topic,
+            storage=base.storage,
+            drops_fields=True,
+            skips=self._skips,
+            output_partitions=self._output_partitions(graph),
+        )
+        return Stage(
+            spec=spec,
+            fingerprint=graph.fingerprint(),
+            checkpoint=base.checkpoint + 1,
             write_state=False,
             origins=True,
             files=files,
             by_partition=False,
             lanes=lanes,
-            storage=base.storage,
-            drops_fields=True,
-            skips=self._skips,
-            output_partitions=self._output_partitions(graph),
         )
 
     @property

@@ -151,8 +151,8 @@ def _described(computations: Sequence[Computation]) -> str:
     """The pipeline and the checkpoints that are computed."""
     first, last = computations[0].common, computations[-1].common
     if first is last:
-        return f"{first.base.pipeline}: checkpoint {first.checkpoint}"
-    return f"{first.base.pipeline}: checkpoints {first.checkpoint} to {last.checkpoint}"
+        return f"{first.spec.manifest.pipeline}: checkpoint {first.checkpoint}"
+    return f"{first.spec.manifest.pipeline}: checkpoints {first.checkpoint} to {last.checkpoint}"
 
 
 class _Staged(NamedTuple):

@@ -7,8 +7,7 @@ source that reads no topic is read to its end, which nobody knows before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 
@@ -18,102 +17,44 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import FindsSplits
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
+from exactlyonce.engines.external_checks.preflight import Inputs, Offsets
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.moments import moment_of
-from exactlyonce.pipeline.names import group_named
+from exactlyonce.pipeline.positions import LATEST_OFFSET, TO, Group, Position
 
 ENDLESS = 1 << 62
-LATEST = -1
-"""Spark's number for the latest offset."""
-_decoder = msgspec.json.Decoder(dict[str, dict[str, int]])
 
 
-@dataclass(frozen=True)
-class StopOffsets:
-    """`latest`, or *offsets* by topic and partition, or *moment*: records before it, or those of a consumer *group*."""
-
-    offsets: Mapping[str, Mapping[int, int]] | None = None
-    moment: datetime | None = None
-    group: str | None = None
-
-    @classmethod
-    def of(cls, to: object) -> StopOffsets:
-        """The end that a program gives: text as for `parse`, a datetime with a time zone, or offsets as a dict.
-
-        >>> StopOffsets.of({"orders": {0: 120, "1": -1}}).offsets
-        {'orders': {0: 120, 1: -1}}
-        """
-        if isinstance(to, str):
-            return cls.parse(to)
-        if isinstance(to, datetime):
-            if to.tzinfo is None:
-                raise ConfigError(f"to={to!r} has no time zone: give tzinfo, as timezone.utc.")
-            return cls(moment=to)
-        if isinstance(to, Mapping):
-            try:
-                return cls(offsets=msgspec.convert(to, dict[str, dict[int, int]], strict=False))
-            except msgspec.ValidationError as error:
-                raise ConfigError(
-                    f'to={to!r:.200} names no offsets: write {{"orders": {{0: 120, 1: -1}}}}, by topic and partition, '
-                    f"where -1 is the latest: {error}."
-                ) from None
+def stop_offsets(to: Position, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
+    """The ends at *to*, one of `TO`, by source and partition; *starts* are the offsets where the work stands."""
+    patterns = inputs.patterns
+    refused: Collection[str] = ()
+    if isinstance(to, Group | Mapping):
+        refused = inputs.others.keys()
+    elif isinstance(to, datetime):
+        refused = inputs.others.keys() - patterns
+    if refused:
         raise ConfigError(
-            f'to={to!r:.100} is no place to go to: give "latest", a time as a datetime or as text, or offsets by topic '
-            f'and partition, as {{"orders": {{0: 120, 1: -1}}}}, where -1 is the latest.'
+            f"Source {min(refused)!r} reads no one topic, so it has no offsets or times to go to, and is "
+            f"read to its end. Leave out --to, or write --to latest."
         )
-
-    @classmethod
-    def parse(cls, text: str) -> StopOffsets:
-        """Parse an option of the command line.
-
-        >>> StopOffsets.parse('{"orders": {"0": 120, "1": -1}}').offsets
-        {'orders': {0: 120, 1: -1}}
-        >>> StopOffsets.parse("2026-11-01").moment
-        datetime.datetime(2026, 11, 1, 0, 0, tzinfo=datetime.timezone.utc)
-        >>> StopOffsets.parse("group:legacy-app").group
-        'legacy-app'
-        """
-        if text == "latest":
-            return cls()
-        if text.startswith("{"):
-            return cls(offsets=_offsets(text))
-        if (group := group_named(text)) is not None:
-            return cls(group=group)
-        if (moment := moment_of(text)) is None:
-            raise ConfigError(
-                f"{text!r} is no place to go to: write latest, a time as 2026-11-01T00:00:00Z, a day as 2026-11-01, "
-                f"group:NAME for the offsets of a consumer group, or offsets by topic and partition as "
-                f'{{"orders": {{"0": 120, "1": -1}}}}, where -1 is the latest.'
-            )
-        return cls(moment=moment)
-
-    def ends(self, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
-        """The ends by source and partition; *starts* are the offsets where the work stands."""
-        patterns = inputs.patterns
-        refused = set() if self.offsets is None and self.group is None else {*inputs.others}
-        refused |= set() if self.moment is None else inputs.others.keys() - patterns
-        if refused:
-            raise ConfigError(
-                f"Source {min(refused)!r} reads no one topic, so it has no offsets or times to go to, and is "
-                f"read to its end. Leave out --to, or write --to latest."
-            )
-        moment_ms = None if self.moment is None else int(self.moment.timestamp() * 1000)
-        ends = {id: inputs.latest(starts[id].values(), moment_ms) for id in patterns}
-        for id, source in inputs.sources.items():
-            topics = inputs.topics.of(source)
-            seen = topics.end_offsets(source.topic, committed=True)
-            latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
-            if self.offsets is not None:
-                ends[id] = _named(self.offsets.get(source.place, {}), source.place, starts[id], latest)
-            elif self.group is not None:
-                committed = source.starting("earliest", self.group).first_offsets(id, topics)
-                ends[id] = _named(committed, source.place, starts[id], latest)
-            elif moment_ms is not None:
-                ends[id] = topics.offsets_at(source.topic, moment_ms)
-            else:
-                ends[id] = latest
-        return ends
+    places = {source.place for source in inputs.sources.values()}
+    if isinstance(to, Mapping) and (unread := to.keys() - places):
+        raise ConfigError(f"No source reads {min(unread)}, so it needs no end. Read are: {', '.join(sorted(places))}.")
+    moment_ms = int(to.timestamp() * 1000) if isinstance(to, datetime) else None
+    ends = {id: inputs.latest(starts[id].values(), moment_ms) for id in patterns}
+    for id, source in inputs.sources.items():
+        topics = inputs.topics.of(source)
+        seen = topics.end_offsets(source.topic, committed=True)
+        latest = {partition: end for partition, end in seen.items() if partition in starts[id]}
+        match to:
+            case Group(group):
+                reached = topics.start_offsets(source.topic) | source.group_offsets(id, topics, group, TO.setting)
+                ends[id] = _named(reached, source.place, starts[id], latest)
+            case Mapping():
+                ends[id] = _named(to.get(source.place, {}), source.place, starts[id], latest)
+            case _:
+                ends[id] = latest if moment_ms is None else topics.offsets_at(source.topic, moment_ms)
+    return ends
 
 
 def _named(
@@ -125,7 +66,7 @@ def _named(
         raise ConfigError(f"Every partition of {topic} needs an end: {wanted}; -1 stands for the latest.")
     ends = {}
     for partition, offset in named.items():
-        end = ends[partition] = latest[partition] if offset == LATEST else offset
+        end = ends[partition] = latest[partition] if offset == LATEST_OFFSET else offset
         if end > latest[partition]:
             raise ConfigError(
                 f"{topic}[{partition}] ends at offset {latest[partition]} for readers, and it is to be read up to "
@@ -137,16 +78,6 @@ def _named(
                 f"back to {end}. Name {starts[partition].offset} or more."
             )
     return ends
-
-
-def _offsets(text: str) -> dict[str, dict[int, int]]:
-    try:
-        named = _decoder.decode(text)
-        return {topic: {int(p): offset for p, offset in partitions.items()} for topic, partitions in named.items()}
-    except ValueError as error:  # msgspec's errors are such, too
-        raise ConfigError(
-            f'Offsets are written as {{"topic": {{"0": 120, "1": -1}}}}, by topic and partition: {error}.'
-        ) from None
 
 
 def readings(

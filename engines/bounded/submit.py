@@ -19,8 +19,8 @@ from exactlyonce.engines.bounded.unit.assembly import run_unit
 from exactlyonce.engines.bounded.unit.comparison import compare_lane
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
-from exactlyonce.engines.bounded.unit.messages import Failure
-from exactlyonce.engines.bounded.unit.publish import publish
+from exactlyonce.engines.bounded.unit.messages import UnitFailure
+from exactlyonce.engines.bounded.unit.outgoing import publish
 from exactlyonce.engines.bounded.unit.visible_lanes import read_partition
 from exactlyonce.engines.runtime.users_code import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
@@ -34,7 +34,7 @@ UnitsDone = Callable[[str, int, int], None]
 """(description of the stage, units done, units): told at its beginning, as units end, and at its end."""
 
 
-class Progress(Protocol):
+class WorkListener(Protocol):
     """The listener to bounded work."""
 
     def note(self, text: str) -> None:
@@ -71,12 +71,12 @@ class _Tagged(msgspec.Struct):
 
 
 _tag_decoder = msgspec.msgpack.Decoder(_Tagged)
-_failure_decoder = msgspec.msgpack.Decoder(Failure)
+_failure_decoder = msgspec.msgpack.Decoder(UnitFailure)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def perform(work: bytes, attempt_label: str) -> bytes:
-    """Do *work*; return the encoded answer, which is a `Failure` where another attempt would fail as well."""
+    """Do *work*; return the encoded answer, which is a `UnitFailure` where another attempt would fail as well."""
     try:
         return _KINDS[_tag_decoder.decode(work).type](work, attempt_label)
     except ExactlyOnceError as error:
@@ -85,12 +85,12 @@ def perform(work: bytes, attempt_label: str) -> bytes:
         return _encode(failure_of(error))
 
 
-def failure_of(error: ExactlyOnceError) -> Failure:
+def failure_of(error: ExactlyOnceError) -> UnitFailure:
     """*error* for another process."""
-    return Failure(class_name(error), str(error), {**error.facts}, users_traceback(error))
+    return UnitFailure(class_name(error), str(error), {**error.facts}, users_traceback(error))
 
 
-def error_of(failure: Failure) -> ExactlyOnceError:
+def error_of(failure: UnitFailure) -> ExactlyOnceError:
     """The error of another process, with the traceback of the user's exception as its cause."""
     error = made_from(failure.error, failure.text, failure.facts)
     error.__cause__ = UsersTraceback(failure.users_traceback) if failure.users_traceback else None

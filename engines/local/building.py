@@ -14,10 +14,9 @@ from typing import Any, cast
 from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines.backends import state_backend
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.channels import Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.channels import Channel, LocalChannel, LoopChannel, SocketChannel
 from exactlyonce.engines.local.clients import Clients
-from exactlyonce.engines.local.inputs import ChannelInput, Input, RestoredInput, Slices, SourceInput
-from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.inputs import ChannelInput, FeedbackInput, PacedInput, RestoredInput, Slices, SourceInput
 from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, OVERTAKING, slice_pace
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
@@ -30,10 +29,9 @@ from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import order_runs
-from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.timed import TimedOperator
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.wire import describe
@@ -104,12 +102,12 @@ class WorkerParts:
 
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:
     """Build a worker's subtasks of *graph*, restore their state, open their channels; nothing is read or written."""
-    activity.phase(f"connecting to topic {start.topic.name}")
+    activity.phase(f"connecting to topic {start.spec.topic.name}")
     schemas = {loop.id: describe(loop.type) for loop in graph.loops}
-    backend = state_backend(start.state, graph, start.subtask, start.parallelism)
+    backend = state_backend(start.state, graph, start.subtask, start.spec.parallelism)
     parts = WorkerParts(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
     activity.breath = parts.breathe
-    builder = _Builder(start, send, plan(graph, start.parallelism), clients, parts)
+    builder = _Builder(start, send, plan(graph, start.spec.parallelism), clients, parts)
     for task in builder.plan.tasks:
         builder.task(task)
     for source in parts.sources:
@@ -118,26 +116,18 @@ def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, a
 
 
 class _Builder:
-    """Builds the subtasks of one worker: the `Ends` of one task at a time."""
+    """Builds the subtasks of one worker: the `TaskIO` of one task at a time."""
 
     def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, parts: WorkerParts) -> None:
         self.start, self.send_message, self.plan, self.clients, self.parts = start, send, plan, clients, parts
-        self.cautious = start.attempt > 0
-        written = start.manifest.attempt if start.manifest.incarnation == start.incarnation else 0
-        self.fruitless = start.attempt - written
+        self.cautious = start.spec.attempt > 0
+        written = start.spec.manifest.attempt if start.spec.manifest.incarnation == start.spec.incarnation else 0
+        self.fruitless = start.spec.attempt - written
         """The restarts of this incarnation since the last completed checkpoint."""
-        self.bounds = OVERTAKING if start.unaligned else ALIGNED
+        self.bounds = OVERTAKING if start.settings.unaligned else ALIGNED
         self.processing_s = clients.processing_s
         self.assembler = Assembler(
-            plan,
-            start.subtask,
-            start.manifest,
-            clients.block_reader(),
-            parts.backend,
-            drops_fields=start.drops_fields,
-            skips=start.skips,
-            activity=parts.activity,
-            notes=parts.notes,
+            plan, start.spec, start.subtask, clients.block_reader(), parts.backend, parts.activity, parts.notes
         )
         graph = plan.graph
         self.loops = {
@@ -150,7 +140,7 @@ class _Builder:
             loop.takes_over(sum(map(records_in, frames)), sum(map(len, frames)))
         self.channels = self._channels()
         self.operators: TaskOperators
-        self.inputs: list[Input]
+        self.inputs: list[PacedInput]
         self.outputs: list[Channel]
         self.fed: list[LoopChannel]
         self.restored: RestoredInput | None
@@ -177,8 +167,7 @@ class _Builder:
     def task(self, task: Task) -> None:
         self.operators = operators = TaskOperators(task.name, self.start.subtask)
         operators.answers.asks_alone = self.fruitless >= ASKS_ALONE_AFTER
-        if self.start.checkpoint_timeout_ms:
-            operators.answers.repeats_for_s = self.start.checkpoint_timeout_ms / 1000 / 3
+        operators.answers.repeats_for_s = self.start.settings.timeout_ms / 1000 / 3
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
         in_flight = [node.calls.in_flight for node in task.nodes if node.calls is not None]
         self.least = min(max(in_flight, default=1), BATCH_RECORDS_MAX)
@@ -197,10 +186,10 @@ class _Builder:
                 monotonic_s=self.clients.monotonic_s,
                 processing_s=self.processing_s,
                 now_ms=self.clients.clock.now_ms,
-                exactly_once=self.start.mode == EXACTLY_ONCE,
+                exactly_once=self.start.settings.mode == EXACTLY_ONCE,
                 firing_slices=partial(self._firing_slices, self.least),
                 least=self.least,
-                incremental=self.start.incremental,
+                incremental=self.start.spec.incremental,
                 restored=self.restored,
             )
         )
@@ -276,8 +265,8 @@ class _Builder:
 
     def read(self, node: Node, head: ops.BatchOperator) -> None:
         start, source = self.start, cast("Readable", node.source)
-        mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
-        before = [offset for offset in start.manifest.offsets if offset.source == node.id]
+        mine = share_of(start.offsets[node.id], start.spec.parallelism, start.subtask)
+        before = [offset for offset in start.spec.manifest.offsets if offset.source == node.id]
         context = ReaderContext(
             source=node.id,
             positions=[*mine.values()],
@@ -286,7 +275,7 @@ class _Builder:
         )
         letters = self.operators.dead_letters.get(node.id)
         notes = self.parts.notes
-        decoder = SourceDecoder(node.id, source, notes, before, skips=start.skips, dead_letters=letters)
+        decoder = SourceDecoder(node.id, source, notes, before, skips=start.spec.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         self.inputs.append(read)
@@ -298,15 +287,11 @@ class _Builder:
         opened = self.assembler.open_sink(
             node,
             self.operators,
-            incarnation=start.incarnation,
-            attempt=start.attempt,
-            slots=start.slots,
             clients=self.clients,
             blocks=self.parts.blocks,
+            slots=start.settings.slots,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
             note=self.parts.notes.add,
-            partitions=start.output_partitions.get(node.id),
-            partitioner=start.partitioners.get(node.id),
         )
         letters = self.operators.dead_letters.get(node.id)
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)

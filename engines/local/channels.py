@@ -4,6 +4,11 @@ Invariants: a channel delivers each frame once, in order. A send never blocks. A
 channels have drained. A signal is always accepted, so that a full channel delays no checkpoint. The window that the
 reader grants only delays the writer: frames, their order and the order log do not depend on it. A `Capture` gets all
 in-flight frames in order: with the reader, in the socket, or unsent. See docs/design/unaligned-checkpoints.md.
+
+A loop is a back edge, between subtasks of one number; see docs/design/loops.md. It accepts everything it is fed, so
+that no subtask waits for itself. Its head neither takes nor is sent new records while more than `ROUND_RECORDS_MAX` or
+`ROUND_BYTES_MAX` wait to come round. A loop that grows beyond `LOOP_RECORDS_MAX` or `LOOP_BYTES_MAX` ends the job. A
+frame comes when its pause is over and the frames before it have come. A capture includes resting frames.
 """
 
 from __future__ import annotations
@@ -11,16 +16,25 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from exactlyonce.engines.runtime import signals
-from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.engines.runtime import watermarks
+from exactlyonce.engines.runtime.watermarks import Barrier, Signal, Watermark
+from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError
+from exactlyonce.pipeline.graph import Node
 
 OUTBOX_BYTES_MAX = 1 << 20
 INBOX_BYTES_MAX = 1 << 19
 WINDOW_AT_FIRST = 4
+ROUND_RECORDS_MAX = 10_000
+ROUND_BYTES_MAX = 16 << 20
+"""Bounds of all loops of one subtask: new input pauses while more wait to come round. A loop may hold as much in
+addition to its restored records."""
+LOOP_RECORDS_MAX = 1_000_000
+LOOP_BYTES_MAX = 256 << 20
+"""Bounds of one loop of one subtask: the job ends if more wait."""
 _HEADER = struct.Struct("<IBQ")
 _DATA, _SIGNAL, _TAKEN = 0, 1, 2
 _GONE = "the worker at the other end of a channel is gone"
@@ -184,6 +198,60 @@ class LocalChannel(Channel):
         return self._arrivals.popleft()
 
 
+class LoopChannel(LocalChannel):
+    """The channel of *loop* in one subtask, fed by node *fed_by*."""
+
+    def __init__(self, loop: Node, fed_by: Node, now_s: Callable[[], float]) -> None:
+        super().__init__()
+        self._loop, self._fed_by, self._now_s = loop, fed_by, now_s
+        self._records_max, self._bytes_max = LOOP_RECORDS_MAX, LOOP_BYTES_MAX
+        self._due_s: deque[float] = deque()
+        """The end of each frame's pause; a barrier has none."""
+
+    def takes_over(self, records: int, size: int) -> None:
+        """*records* of *size* bytes go round at the restored checkpoint, perhaps of several earlier subtasks. Records
+        fed meanwhile wait until all of these have come: only more than that counts as growth."""
+        self._records_max = max(LOOP_RECORDS_MAX, records + ROUND_RECORDS_MAX)
+        self._bytes_max = max(LOOP_BYTES_MAX, size + ROUND_BYTES_MAX)
+
+    @property
+    def waiting(self) -> int:
+        """The records fed and not taken."""
+        return self._flow.sent - self._flow.taken
+
+    @property
+    def size(self) -> int:
+        """The bytes fed and not received."""
+        return self._arrivals.size
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first frame rests no longer."""
+        return bool(self._due_s) and self._due_s[0] <= self._now_s()
+
+    def send(self, data: bytes, records: int) -> None:
+        """Raises `GraphError` if the loop grows beyond its bounds."""
+        super().send(data, records)
+        self._due_s.append(self._now_s() + self._loop.pause_ms / 1000)
+        if self.waiting > self._records_max or self._arrivals.size > self._bytes_max:
+            raise GraphError(
+                f"Operator {self._fed_by.id!r} ({self._fed_by.location}) feeds more and more records to loop "
+                f"{self._loop.id!r}: {self.waiting:,} wait in one subtask, and {self._records_max:,} are allowed, or "
+                f"{self._bytes_max >> 20} MB. The job has stopped, and nothing is lost. Let fewer records come round "
+                f"than go in, or run it with a higher parallelism."
+            )
+
+    def send_signal(self, signal: Signal) -> None:
+        super().send_signal(signal)
+        self._due_s.append(0.0)
+
+    def receive(self) -> Frame | None:
+        if not self.ready:
+            return None
+        self._due_s.popleft()
+        return super().receive()
+
+
 class SocketChannel(Channel):
     """One end of a channel between two workers, over a Unix socket pair. The reader's window goes the other way."""
 
@@ -231,7 +299,7 @@ class SocketChannel(Channel):
         self._untold = True
 
     def send_signal(self, signal: Signal) -> None:
-        body = signals.encode(signal)
+        body = watermarks.encode_signal(signal)
         self._put(_HEADER.pack(len(body), _SIGNAL, 0) + body)
 
     def _put(self, frame: bytes) -> None:
@@ -300,7 +368,7 @@ class SocketChannel(Channel):
         if frame is None:
             return None
         kind, _, body = frame
-        return body if kind == _DATA else signals.decode(body)
+        return body if kind == _DATA else watermarks.decode_signal(body)
 
     def _next(self) -> tuple[int, int, bytes] | None:
         """Kind, number and body of the next frame, if all of it is here."""

@@ -20,7 +20,7 @@ from exactlyonce.engines.local.channels import Pipe
 from exactlyonce.engines.local.messages import Start
 from exactlyonce.engines.options import ROCKSDB
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.sinks.kafka.producers import KafkaProducers, Producers
+from exactlyonce.sinks.kafka.writer import KafkaProducers, Producers
 
 
 class Clients(Protocol):
@@ -61,12 +61,12 @@ class KafkaClients:
         self._start, self._pipeline = start, pipeline
         self._config = ClientConfig(start.client)
         lazily = start.state.backend == ROCKSDB  # it reads blocks now and then
-        self._blocks = block_storage(self._config, start.topic, start.storage, stays_connected=lazily)
+        self._blocks = block_storage(self._config, start.spec.topic, start.spec.storage, stays_connected=lazily)
         self._executor = ThreadPoolExecutor(1, "producers")
         """Makes and drops the producers of all sinks, one after the other."""
 
     def block_writer(self) -> AttemptBlocks:
-        return self._blocks.begin(self._start.incarnation, self._start.attempt)
+        return self._blocks.begin(self._start.spec.incarnation, self._start.spec.attempt)
 
     def block_reader(self) -> Blocks:
         return self._blocks

@@ -18,18 +18,17 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
-from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
-from exactlyonce.checkpoint.events import PendingCheckpoint
-from exactlyonce.checkpoint.leader import Leader, Verdict
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Verdict
+from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Procedure, TransactionState
 from exactlyonce.checkpoint.succession import Succession
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked, Mailbox
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import as_fields
 from exactlyonce.engines.connections import C
+from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import Report
@@ -37,7 +36,6 @@ from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Wor
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan
-from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, EndedAtOnce, ExactlyOnceError, UserError
 from exactlyonce.pipeline.loading import Reference
@@ -49,7 +47,7 @@ LASTS_S = 10.0
 """A fault that may pass is noted if it has lasted for so long: a fresh broker has them for some seconds."""
 
 
-class Lane(enum.Enum):
+class HostLane(enum.Enum):
     """Calls of one lane are made one after the other, whatever the other lanes do."""
 
     BROKER = "broker"
@@ -60,20 +58,20 @@ class Lane(enum.Enum):
     """Looks at the mailbox."""
 
 
-class _Lanes:
+class _HostLanes:
     """A thread for each lane, with the connections that it makes, uses and closes. *post* is `LocalHost.post`."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self._post = post
-        self._executors = {lane: ThreadPoolExecutor(1, lane.value) for lane in Lane}
-        self._connections = {lane: ExitStack() for lane in Lane}
+        self._executors = {lane: ThreadPoolExecutor(1, lane.value) for lane in HostLane}
+        self._connections = {lane: ExitStack() for lane in HostLane}
         self._pending: set[Future[Any]] = set()
 
-    def keep(self, lane: Lane, connection: C) -> C:
+    def keep(self, lane: HostLane, connection: C) -> C:
         """*connection*, which `close` closes on its lane."""
         return self._connections[lane].enter_context(closing(connection))
 
-    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
+    def ask(self, lane: HostLane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
         """Make *call* on *lane*, and post its answer to *then*, or its error to *failed*."""
         future = self._executors[lane].submit(call)
         self._pending.add(future)
@@ -150,7 +148,7 @@ class LocalHost:
         self._plan, self._reference, self._options = plan, reference, options
         self._workers, self._report, self._succession = workers, report, succession
         self._wake = _Wake()
-        self._lanes = _Lanes(self._wake.post)
+        self._lanes = _HostLanes(self._wake.post)
         self._connections: PipelineConnections
         self._producers: Transactions | None = None
         self._mailbox: Mailbox | None = None
@@ -197,14 +195,14 @@ class LocalHost:
     # --- the leader ---------------------------------------------------------------------------------------------
 
     def open(self, then: Callable[[Leader], None], failed: Failed) -> None:
-        self._lanes.ask(Lane.BROKER, self._recover, then, failed)
+        self._lanes.ask(HostLane.BROKER, self._recover, then, failed)
 
     def _recover(self) -> Leader:
         self._connections = PipelineConnections(
             self._plan, self._options, self._note, self._step, self._reference, succession=self._succession,
             asks=lambda store: self.post(lambda: self._report.step("asks", whom=store)),
         )  # fmt: skip
-        self._lanes.keep(Lane.BROKER, self._connections)
+        self._lanes.keep(HostLane.BROKER, self._connections)
         manifest, leader = self._connections.recover(), self._connections.leader
         self.post(lambda: self._report.recovered(manifest, leader.incarnation.incarnation))
         return leader
@@ -216,10 +214,10 @@ class LocalHost:
         self.post(lambda: self._report.step(step, checkpoint=checkpoint, **fields))
 
     def lead(self, procedure: Procedure[Any], then: Then, failed: Failed) -> None:
-        self._lanes.ask(Lane.BROKER, partial(self._connections.drive, procedure), then, failed)
+        self._lanes.ask(HostLane.BROKER, partial(self._connections.drive, procedure), then, failed)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int], then: Then, failed: Failed) -> None:
-        self._lanes.ask(Lane.BROKER, partial(self._decide, plan, pinned, self.monotonic_s()), then, failed)
+        self._lanes.ask(HostLane.BROKER, partial(self._decide, plan, pinned, self.monotonic_s()), then, failed)
 
     def _decide(self, plan: PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float) -> Verdict:
         """The verdict on *plan*. Reports the requests that it took; without output, it is visible once decided."""
@@ -234,25 +232,25 @@ class LocalHost:
         return verdict
 
     def publish_offsets(self, failed: Failed) -> None:
-        self._lanes.ask(Lane.BROKER, self._connections.publish_offsets, lambda _: None, failed)
+        self._lanes.ask(HostLane.BROKER, self._connections.publish_offsets, lambda _: None, failed)
 
     def describe(self, transactional_id: str, then: Callable[[TransactionState | None], None], failed: Failed) -> None:
-        self._lanes.ask(Lane.PRODUCERS, partial(self._describe, transactional_id), then, failed)
+        self._lanes.ask(HostLane.PRODUCERS, partial(self._describe, transactional_id), then, failed)
 
     def _describe(self, transactional_id: str) -> TransactionState | None:
         if self._producers is None:
             client, places = self._options.client, self._connections.places
             producers = Transactions(client, timeout_ms=APPEND_TIMEOUT_MS, places=places)
-            self._producers = self._lanes.keep(Lane.PRODUCERS, producers)
+            self._producers = self._lanes.keep(HostLane.PRODUCERS, producers)
         return self._producers.describe([transactional_id])[transactional_id]
 
     def look_at_mailbox(self, then: Callable[[Asked | None], None], failed: Failed) -> None:
-        self._lanes.ask(Lane.MAILBOX, self._look_at_mailbox, then, failed)
+        self._lanes.ask(HostLane.MAILBOX, self._look_at_mailbox, then, failed)
 
     def _look_at_mailbox(self) -> Asked | None:
         if self._mailbox is None:
             mailbox = Mailbox(self._options.client.confluent(), self._connections.pipeline)
-            self._mailbox = self._lanes.keep(Lane.MAILBOX, mailbox)
+            self._mailbox = self._lanes.keep(HostLane.MAILBOX, mailbox)
         try:
             request = self._mailbox.look()
         except UserError as error:
@@ -279,36 +277,21 @@ class LocalHost:
 
     def _start_message(self, subtask: int, attempt: int, manifest: Manifest, channels: dict[str, int]) -> msg.Start:
         connections, options = self._connections, self._options
-        checkpoint, topics = options.checkpoint, connections.surroundings
         return msg.Start(
-            reference=self._reference,
-            parallelism=self._plan.parallelism,
+            spec=connections.task_spec(attempt, manifest),
             subtask=subtask,
-            incarnation=connections.leader.incarnation.incarnation,
-            attempt=attempt,
             client=dict(options.client.settings),
-            manifest=manifest,
-            offsets=topics.offsets,
-            targets=topics.inputs.targets,
-            mode=checkpoint.mode,
-            unaligned=checkpoint.unaligned,
-            incremental=checkpoint.incremental,
+            offsets=connections.pipeline_topics.offsets,
+            targets=connections.pipeline_topics.inputs.targets,
+            settings=options.checkpoint,
             state=options.state,
-            slots=checkpoint.slots,
             transaction_timeout_ms=connections.transaction_timeout_ms,
             channels=channels,
-            topic=connections.log.topic,
-            storage=checkpoint.storage,
-            drops_fields=options.allow_dropped_fields,
-            skips=connections.skips,
-            output_partitions=topics.outputs.partitions,
-            partitioners=topics.outputs.partitioners,
-            checkpoint_timeout_ms=checkpoint.timeout_ms,
         )
 
     @property
     def added(self) -> Offsets:
-        return self._connections.surroundings.added
+        return self._connections.pipeline_topics.added
 
     def _channel_sockets(self) -> tuple[list[list[socket.socket]], list[dict[str, int]]]:
         """The sockets that each subtask inherits, and their file descriptors by channel name."""

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
-from exactlyonce.engines.local.channels import Capture, Channel
+from exactlyonce.engines.local.channels import Capture, Channel, LoopChannel
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.pace import (
     ALIGNED,
@@ -32,37 +32,25 @@ from exactlyonce.engines.local.pace import (
     slice_pace,
 )
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.assembler import RestoredEdge
+from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskInput
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, OrderRuns
-from exactlyonce.engines.runtime.signals import Barrier, Signal, Watermark
-from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.source_times import SourceTimes
-from exactlyonce.engines.runtime.watermarks import Port
-from exactlyonce.pipeline.departures import Departures
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
+from exactlyonce.engines.runtime.watermarks import Barrier, Port, Signal, Watermark
 from exactlyonce.pipeline.event_time import END_OF_TIME
+from exactlyonce.pipeline.rate_meter import RateMeter
 
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
 
 
-class Input(Protocol):
-    """A source of a subtask's records."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def push(self) -> Push: ...
-    @property
-    def port(self) -> Port | None: ...
+class PacedInput(TaskInput, Protocol):
+    """An input that hands out what its pace allows."""
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         """The next item: at most *room* records, and few if *hurried*; None: nothing now. A signal needs no room."""
-
-    def note(self, order: OrderRuns) -> None:
-        """Note the batch just handed out in *order*."""
 
     def processed(self) -> Watermark | None:
         """The batch just handed out has gone through all operators. Returns the watermark after it, if it is new."""
@@ -296,7 +284,7 @@ class ChannelInput(FramedInput):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._departures = Departures(self.bounds.in_flight_s)
+        self._departures = RateMeter(self.bounds.in_flight_s)
         self._left_s: float | None = None
         """The time when the last record left, if more waited then."""
         self._round, self._round_s = 0, 0.0
@@ -342,6 +330,18 @@ class ChannelInput(FramedInput):
         if closed != self.closed:
             self.closed = closed
             self.channel.took(0, 0 if closed else self.window)
+
+
+@dataclass
+class FeedbackInput(ChannelInput):
+    """A loop's channel as an input of its head."""
+
+    channel: LoopChannel
+
+    @property
+    def ready(self) -> bool:
+        """Whether `next` would hand out something."""
+        return self.slices.rest is not None or self.channel.ready
 
 
 @dataclass

@@ -16,24 +16,20 @@ import msgspec
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided, Unresolved
+from exactlyonce.checkpoint.coordinator import Coordinator, JobState
+from exactlyonce.checkpoint.events import Decided, Verdict
 from exactlyonce.checkpoint.leader import UNTOLD, UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.records.manifest import Failure, Manifest
-from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.checkpoint.requests import Procedure, TransactionState
 from exactlyonce.checkpoint.restart import RestartStrategy
-from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
+from exactlyonce.engines.external_checks.preflight import Offsets
+from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report
-from exactlyonce.engines.local.whereabouts import Whereabouts
-from exactlyonce.engines.local.workers import LastOutput
+from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, share_of
-from exactlyonce.engines.surroundings.preflight import Offsets
-from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     BEFORE_ANYTHING_RAN,
     EndedAtOnce,
@@ -50,7 +46,7 @@ from exactlyonce.pipeline.names import setting
 
 Then = Callable[[Any], None]
 Failed = Callable[[ExactlyOnceError], None]
-Heard = Callable[["Worker", Any], None]
+Heard = Callable[["HostedWorker", Any], None]
 Lost = Callable[[str], None]
 
 MAILBOX_INTERVAL_MS = 1_000
@@ -59,7 +55,7 @@ BUSY_REST_S, REST_S = 0.05, 0.2
 """The longest rest of a host between two turns: while workers come and go, and while they run."""
 
 
-class Worker(Protocol):
+class HostedWorker(Protocol):
     """A worker of the current attempt, as the host knows it."""
 
     @property
@@ -87,7 +83,7 @@ class Host(Protocol):
         """Time that only grows, finer than the clock's."""
 
     @property
-    def workers(self) -> Sequence[Worker]:
+    def workers(self) -> Sequence[HostedWorker]:
         """Those of the current attempt."""
 
     @property
@@ -133,11 +129,11 @@ class Host(Protocol):
 
 
 @dataclass
-class Attempt:
+class AttemptWorkers:
     """The workers of an attempt, as far as known."""
 
     last_output: LastOutput
-    whereabouts: Whereabouts = field(default_factory=Whereabouts)
+    watchdog: WorkerWatchdog = field(default_factory=WorkerWatchdog)
     ready: set[int] = field(default_factory=set)
     finished: set[tuple[str, int]] = field(default_factory=set)
     """The subtasks of sources that have reached their targets."""
@@ -193,7 +189,7 @@ class Job:
         """When an end with an error no longer waits for the leader's last words; 0: there is nothing to wait for."""
         self._leader: Leader | None = None
         self._sources = {(task.name, i) for task in plan.tasks if task.sources for i in numbers}
-        self._attempt = Attempt(LastOutput(plan.graph))
+        self._attempt = AttemptWorkers(LastOutput(plan.graph))
         self._agenda = Agenda()
         self._deploy_ms = 0
         """When the next deployment is due: after the pause that the restart strategy says, counted from the failure."""
@@ -224,8 +220,8 @@ class Job:
             if self.end is None:
                 action()
         if self.end is None:
-            now_s, whereabouts = self.host.monotonic_s(), self._attempt.whereabouts
-            self._feed(events.Tick(whereabouts.hanging(now_s), whereabouts.slow()))
+            now_s, watchdog = self.host.monotonic_s(), self._attempt.watchdog
+            self._feed(events.Tick(watchdog.hanging(now_s), watchdog.slow()))
             self.report.live(self.core)
         if self.end is not None and not self._concluding:
             self._concluding = True
@@ -271,8 +267,8 @@ class Job:
 
     def _stopped_too_late(self) -> None:
         why = f"none was complete within {setting('stop_timeout')}, {self.options.checkpoint.stop_timeout_ms} ms"
-        whereabouts = self._attempt.whereabouts
-        reasons = filter(None, (why, whereabouts.hanging(self.host.monotonic_s()), whereabouts.slow()))
+        watchdog = self._attempt.watchdog
+        reasons = filter(None, (why, watchdog.hanging(self.host.monotonic_s()), watchdog.slow()))
         self._failed(_stopped_short(self.core.manifest, "; ".join(reasons), self.core.attempt.deciding))
 
     def end_at_once(self) -> None:
@@ -372,12 +368,12 @@ class Job:
             self._lead(begin, self._recovered)
 
     def _deploy(self, effect: events.Deploy) -> None:
-        self._attempt = Attempt(self._attempt.last_output)
-        self._attempt.whereabouts.started(self.plan.parallelism, self.host.monotonic_s())
+        self._attempt = AttemptWorkers(self._attempt.last_output)
+        self._attempt.watchdog.started(self.plan.parallelism, self.host.monotonic_s())
         self.host.start_workers(effect.attempt, effect.manifest, self._heard, self._lost)
         self.report.deployed([worker.pid for worker in self.host.workers if worker.pid is not None])
 
-    def _decided(self, plan: events.PendingCheckpoint, verdict: Decided | Refuse | Unresolved) -> None:
+    def _decided(self, plan: events.PendingCheckpoint, verdict: Verdict) -> None:
         if isinstance(verdict, Decided) and verdict.finalized:
             self.report.completed(plan, verdict, self.host.clock.monotonic_ms())
         self._feed(events.Concluded(plan.checkpoint, verdict))
@@ -387,8 +383,8 @@ class Job:
     def _lost(self, reason: str) -> None:
         self._feed(events.Failed(reason))
 
-    def _heard(self, worker: Worker, message: Any) -> None:
-        if text := self._attempt.whereabouts.heard(worker.subtask, message, self.host.monotonic_s()):
+    def _heard(self, worker: HostedWorker, message: Any) -> None:
+        if text := self._attempt.watchdog.heard(worker.subtask, message, self.host.monotonic_s()):
             self.report.note(text)
         self._attempt.last_output.heard(message)
         match message:
@@ -420,11 +416,11 @@ class Job:
                 "between processes (time, random numbers, the environment). Make it the same on every import."
             )
         self._attempt.ready.add(subtask)
-        self._attempt.whereabouts.ready(subtask)
+        self._attempt.watchdog.ready(subtask)
         if len(self._attempt.ready) == self.plan.parallelism:
             self._feed(events.Deployed())
 
-    def _described(self, worker: Worker, prepared: msg.Prepared, state: TransactionState | None) -> None:
+    def _described(self, worker: HostedWorker, prepared: msg.Prepared, state: TransactionState | None) -> None:
         """The producer id and epoch were read between the producer's initialisation and its first record."""
         name = prepared.transactional_id
         if worker not in self.host.workers:

@@ -14,50 +14,28 @@ from collections.abc import Iterator
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.runtime.notes import Repeated
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 
 
-class Start(msgspec.Struct, tag=True):
+class Start(msgspec.Struct, tag=True, kw_only=True):
     """Coordinator to worker, first: what to run, and where it goes on."""
 
-    reference: dict[str, object]
-    """How the pipeline is imported; see `pipeline.loading`."""
-    parallelism: int
+    spec: TaskSpec
     subtask: int
-    incarnation: int
-    attempt: int
     client: dict[str, str]
-    manifest: Manifest
     offsets: dict[str, dict[int, SourceOffset]]
     """The next offset to read, by source and split."""
     targets: dict[str, dict[int, int]]
     """The offset to stop at, by source and partition; a source without its own runs on."""
-    mode: str
-    """This and the next two: see `CheckpointSettings`."""
-    unaligned: bool
-    incremental: bool
+    settings: CheckpointSettings
     state: StateSettings
-    slots: int
     transaction_timeout_ms: int
     channels: dict[str, int]
     """File descriptors by channel name: this worker writes to "out:...", and reads from "in:..."."""
-    topic: TopicInfo
-    """The checkpoint topic."""
-    storage: str = ""
-    """See `Manifest.storage`."""
-    drops_fields: bool = False
-    """`VersionedState.drops_fields`, of all states."""
-    skips: tuple[RecordPlace, ...] = ()
-    """The input records to leave out."""
-    output_partitions: dict[str, int] = {}
-    """The number of partitions of each sink's topic, by sink."""
-    partitioners: dict[str, str] = {}
-    """The partitioner of each of these sinks."""
-    checkpoint_timeout_ms: int = 0
-    """See `CheckpointSettings.timeout_ms`; 0: none."""
 
 
 class Trigger(msgspec.Struct, tag=True):

@@ -15,8 +15,7 @@ from typing import Any, TextIO
 import msgspec
 
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided
-from exactlyonce.checkpoint.events import Ack, PendingCheckpoint, Phases
+from exactlyonce.checkpoint.events import Ack, Decided, PendingCheckpoint, Phases
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events

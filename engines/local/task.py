@@ -27,16 +27,23 @@ from time import perf_counter
 from typing import NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.engines.local.channels import Channel
-from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, Slices, SourceInput
-from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
+from exactlyonce.engines.local.channels import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, Channel, LoopChannel
+from exactlyonce.engines.local.inputs import (
+    ChannelCapture,
+    ChannelInput,
+    FeedbackInput,
+    PacedInput,
+    RestoredInput,
+    Slices,
+    SourceInput,
+)
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet, slice_pace
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.cut import Cut, Stopwatch
-from exactlyonce.engines.runtime.signals import Barrier, Watermark
+from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
 
@@ -48,7 +55,7 @@ FETCH_BUDGET_S = 0.02
 """The time between two batches for reading restored state that no record has asked for yet."""
 
 
-class Due(NamedTuple):
+class DueSnapshot(NamedTuple):
     """A triggered checkpoint without a snapshot."""
 
     frame: Barrier
@@ -107,7 +114,7 @@ class Subtask:
     """The operators of one subtask between its inputs and outputs."""
 
     operators: TaskOperators
-    inputs: list[Input]
+    inputs: list[PacedInput]
     outputs: list[Channel]
     """The channels of each shuffle that begins here, to every downstream subtask."""
     fed: list[LoopChannel]
@@ -129,7 +136,7 @@ class Subtask:
 
     def __post_init__(self) -> None:
         self._loops = [source for source in self.inputs if isinstance(source, FeedbackInput)]
-        self._turn: deque[Input] = deque(source for source in self.inputs if not isinstance(source, FeedbackInput))
+        self._turn: deque[PacedInput] = deque(source for source in self.inputs if not isinstance(source, FeedbackInput))
         """The inputs of new records, which take turns."""
         self.alignment = Alignment(
             (source.name for source in self._turn),
@@ -147,7 +154,7 @@ class Subtask:
         """Whether the batch taken last had gone round a loop."""
         self._last: int | None = None
         """The last checkpoint of the run: nothing is taken after it."""
-        self._due: deque[Due] = deque()
+        self._due: deque[DueSnapshot] = deque()
         """Checkpoints without a snapshot, oldest first."""
         self._barrier_s: dict[int, float] = {}
         """When the first barrier of each checkpoint came that has no snapshot yet."""
@@ -272,7 +279,7 @@ class Subtask:
             self.restored = None
         return True
 
-    def _rounds(self) -> Sequence[Input]:
+    def _rounds(self) -> Sequence[PacedInput]:
         """The loop inputs to take from: restored records first."""
         if self._is_over:
             return []
@@ -290,7 +297,7 @@ class Subtask:
         """Whether too much goes round to take new records."""
         return self.going_round > ROUND_RECORDS_MAX or sum(loop.channel.size for loop in self._loops) > ROUND_BYTES_MAX
 
-    def _in_turn(self, rounds: Sequence[Input], *, crowded: bool) -> Iterator[Input]:
+    def _in_turn(self, rounds: Sequence[PacedInput], *, crowded: bool) -> Iterator[PacedInput]:
         """The inputs in the order in which to ask them."""
         if not self._came_round:
             yield from rounds
@@ -302,14 +309,14 @@ class Subtask:
         if self._came_round:
             yield from rounds
 
-    def _process(self, source: Input, batch: Batch) -> None:
+    def _process(self, source: PacedInput, batch: Batch) -> None:
         self.operators.take(source, batch)
         if (watermark := source.processed()) is not None:
             self.operators.advance(source, watermark)
         for outlet in self._outlets:
             outlet.took(len(batch.records))
 
-    def _barrier(self, source: Input, frame: Barrier) -> None:
+    def _barrier(self, source: PacedInput, frame: Barrier) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
         if frame.checkpoint > self.alignment.checkpoint_latest:
@@ -326,12 +333,12 @@ class Subtask:
     def triggered(
         self, frame: Barrier, overtakes_s: float | None, *, final: bool = False, completes: bool = False
     ) -> None:
-        """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken after it. *completes*: but
-        what is due goes on after it, for the next one."""
+        """The coordinator has triggered a checkpoint; see `DueSnapshot`. *final*: nothing is taken after it.
+        *completes*: but what is due goes on after it, for the next one."""
         self._last = frame.checkpoint if final else None
         self._completes_s = self.monotonic_s() + COMPLETES_WAIT_S if completes else None
         if frame.checkpoint > self.alignment.checkpoint_latest:
-            self._due.append(Due(frame, overtakes_s))
+            self._due.append(DueSnapshot(frame, overtakes_s))
 
     def overtake(self) -> bool:
         """Take the snapshots whose barriers overtake now; True if there was one."""

@@ -27,8 +27,8 @@ from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceTrigger
 from exactlyonce.engines.local.pace import GATHER_S, snapshot_budget_s
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -290,7 +290,7 @@ class Worker:
         return min((source.due_s - now_s for source in parts.sources if source.due_s > now_s), default=GATHER_S)
 
 
-class Watch:
+class LoopWatch:
     """Reports, from a thread of its own, what the loop is in while it does not come round; a context.
 
     It only reads two attributes of `Activity`, and sends over the connection, which any thread may do.
@@ -325,9 +325,9 @@ def serve(connection: msg.Connection) -> None:
     began, activity = time.monotonic(), Activity()
     unwritten: dict[str, int] = {}
     try:
-        with Watch(start.subtask, activity, connection):
+        with LoopWatch(start.subtask, activity, connection):
             activity.phase("importing the pipeline")
-            graph = load_reference(start.reference).build()
+            graph = load_reference(start.spec.reference).build()
             worker = Worker(connection, start, KafkaClients(start, graph.pipeline_id), activity)
             worker.open(graph)
             activity.phase("its start")

@@ -1,7 +1,7 @@
 """The assembler makes, restores and wires the operators of one subtask of a task. Every engine uses it.
 
 Invariant: a task has the same operators in every engine, in the same order, wired alike. Engines differ only in the
-`Ends`: where records come from and go to.
+`TaskIO`: where records come from and go to.
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, Protocol, cast
 
 from exactlyonce.checkpoint.block_storage import Blocks
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
-from exactlyonce.engines.runtime import expiry, in_flight, joins, ordering, revisions, timers, window_joins, windows
+from exactlyonce.engines.runtime import (
+    expiry,
+    in_flight,
+    join_operators,
+    ordering,
+    revisions,
+    timer_operators,
+    window_join_operators,
+    window_operators,
+)
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.answers import AnswerCodec, Answers
@@ -32,11 +41,10 @@ from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import OrderRuns
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
+from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedParts
 from exactlyonce.engines.runtime.users_code import place_of
-from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard
-from exactlyonce.pipeline.context import Context
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard, Watermark
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
@@ -46,13 +54,14 @@ from exactlyonce.pipeline.errors import (
     text_of,
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
-from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.functions import Context
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.timed import Timed
-from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext
+from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext, opens_none
 from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import CheckpointedState
@@ -63,7 +72,8 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
 }  # fmt: skip
 """The operators of nothing but the user's function."""
 _OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
-    **windows.OPERATORS, **revisions.OPERATORS, **joins.OPERATORS, **window_joins.OPERATORS, **timers.OPERATORS,
+    **window_operators.OPERATORS, **revisions.OPERATORS, **join_operators.OPERATORS, **window_join_operators.OPERATORS,
+    **timer_operators.OPERATORS,
     **ordering.OPERATORS, **expiry.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
@@ -80,7 +90,7 @@ class RestoredEdge(NamedTuple):
     push: Push
 
 
-class Ends(Protocol):
+class TaskIO(Protocol):
     """The sources, channels and sinks that the operators of one subtask are wired to."""
 
     def read(self, node: Node, head: ops.BatchOperator) -> None:
@@ -109,16 +119,6 @@ class Ends(Protocol):
         """The key groups whose state *node* may read; None: all that the subtask owns."""
 
 
-class BatchInput(Protocol):
-    """The input that a batch was taken from."""
-
-    @property
-    def push(self) -> Push: ...
-
-    def note(self, order: OrderRuns) -> None:
-        """Note the batch in *order*."""
-
-
 class WatermarkInput(Protocol):
     """The input that a watermark was taken from."""
 
@@ -126,6 +126,16 @@ class WatermarkInput(Protocol):
     def name(self) -> str: ...
     @property
     def port(self) -> Port | None: ...
+
+
+class TaskInput(WatermarkInput, Protocol):
+    """An ordered input of a subtask: some splits of a source, a channel, or restored records."""
+
+    @property
+    def push(self) -> Push: ...
+
+    def note(self, order: OrderRuns) -> None:
+        """Note the batch handed out last in *order*."""
 
 
 @dataclass
@@ -156,7 +166,7 @@ class TaskOperators:
     _told_ms: int = field(default=0, init=False)
     """The time that `clocked` know."""
 
-    def take(self, source: BatchInput, batch: Batch) -> None:
+    def take(self, source: TaskInput, batch: Batch) -> None:
         self.interrupt()
         self.tell_time(self._now_ms)
         if self.order is not None:
@@ -359,41 +369,42 @@ def key_places(
 
 @dataclass
 class Assembler:
-    """Makes the operators of one subtask of each task of *plan*, with their state at *manifest*."""
+    """Makes the operators of one subtask of each task of *plan*, as *spec* says."""
 
     plan: Plan
+    spec: TaskSpec
     subtask: int
-    manifest: Manifest
     blocks: Blocks
     """Reads the blocks of the manifest."""
     backend: StateBackend
-    drops_fields: bool = False
-    """`VersionedState.drops_fields`, of all states."""
-    skips: Sequence[RecordPlace] = ()
-    """The records of the inputs to leave out."""
     activity: Activity = field(default_factory=Activity)
     notes: Notes = field(default_factory=Notes)
     """Gets dead letters, and late records that no output gets."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The checkpoint of the state that they begin with."""
+        return self.spec.manifest
 
     @cached_property
     def in_flight(self) -> list[InFlightFrame]:
         """The in-flight records that this subtask takes first, of all tasks, in their order."""
         with whole_or_halt(self.manifest):
             return in_flight.restored(
-                self.manifest, self.plan.graph, self.subtask, self.plan.parallelism, self.blocks, self.skips
+                self.manifest, self.plan.graph, self.subtask, self.plan.parallelism, self.blocks, self.spec.skips
             )
 
-    def assemble(self, task: Task, ends: Ends, operators: TaskOperators) -> None:
-        """Add the operators of *task* to *operators*, wired to *ends*. If this raises, those made before are there."""
+    def assemble(self, task: Task, io: TaskIO, operators: TaskOperators) -> None:
+        """Add the operators of *task* to *operators*, wired to *io*. If this raises, those made before are there."""
         graph, ids = self.plan.graph, {node.id for node in task.nodes}
         for node in task.nodes:
             if node.dead_letters is not None:
                 kind = node.kind.value if node.kind in (Kind.SOURCE, Kind.SINK) else "operator"
                 inputs = inputs_at_hand(graph, node)
                 operators.dead_letters[node.id] = DeadLetterOutput(graph.pipeline_id, node.id, kind, self.notes, inputs)
-            operators.by_id[node.id] = push = self._operator(node, ends, operators)
+            operators.by_id[node.id] = push = self._operator(node, io, operators)
             if node.kind is Kind.SOURCE:
-                ends.read(node, push)
+                io.read(node, push)
             ports = self._ports(node, push)
             for port, read in enumerate(node.inputs if node.kind is not Kind.FEEDBACK else ()):
                 edge = self.plan.shuffle_into(node, port)
@@ -405,18 +416,18 @@ class Assembler:
                     operators.by_id[read.node].ports += islice(ports, 1)
                 else:
                     shares = islice(ports, self.plan.parallelism)
-                    ends.receive(edge, BatchCodec(graph.type_of(read)), receiver, [*shares])
+                    io.receive(edge, BatchCodec(graph.type_of(read)), receiver, [*shares])
         for edge in self.plan.out_of(task):
-            sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
+            sent = io.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
             operators.by_id[edge.producer].downstream.append(sent)
             operators.by_id[edge.producer].ports += [sent] if graph.has_event_time else []
         for back in self.plan.feedback:
             type_ = graph.node(back.loop).type
             if back.loop in ids:
-                ends.come_round(back, BatchCodec(type_), operators.by_id[back.loop])
+                io.come_round(back, BatchCodec(type_), operators.by_id[back.loop])
             if back.producer in ids:
-                ops.listeners(operators.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
-        self._restore(ids, ends, operators)
+                ops.listeners(operators.by_id[back.producer], back.output).append(io.feed(back, BatchCodec(type_)))
+        self._restore(ids, io, operators)
 
     def _ports(self, node: Node, operator: Any) -> Iterator[Port]:
         """The ports of *node*, one for each subtask or operator that it gets watermarks from, in order."""
@@ -428,9 +439,9 @@ class Assembler:
         heard = iter((operator,)) if count == 1 else (merged.add() for _ in range(count))
         return chain(heard, repeat(Unheard()))
 
-    def _operator(self, node: Node, ends: Ends, operators: TaskOperators) -> Any:
+    def _operator(self, node: Node, io: TaskIO, operators: TaskOperators) -> Any:
         if node.kind is Kind.SINK:
-            return ends.write(node)
+            return io.write(node)
         if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
         asks_nobody = node.calls is not None and operators.answers.replayed is not None
@@ -441,9 +452,9 @@ class Assembler:
         elif node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
-            operator = joins.LookupJoiner.made(node, node.lookup, self._table(node, ends, operators))
+            operator = join_operators.LookupJoiner.made(node, node.lookup, self._table(node, io, operators))
         elif node.stateful:
-            operator = self._stateful(node, cast("Any", function), ends, operators)
+            operator = self._stateful(node, cast("Any", function), io, operators)
         elif node.kind is Kind.KEY_BY:
             apart = node.partitioned or node.type is UNKNOWN
             places = key_places(self.plan.graph, node, self.manifest, self.plan.parallelism, self.subtask)
@@ -465,8 +476,8 @@ class Assembler:
         operators.functions.append((node.id, function))
         return function
 
-    def _stateful(self, node: Node, function: Any, ends: Ends, operators: TaskOperators) -> ops.Stateful:
-        table = self._table(node, ends, operators)
+    def _stateful(self, node: Node, function: Any, io: TaskIO, operators: TaskOperators) -> ops.Stateful:
+        table = self._table(node, io, operators)
         flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
         operator = ops.Stateful(node.id, function, table, flat, reduces)
         if node.dead_letters is not None:
@@ -474,9 +485,9 @@ class Assembler:
             operator.clone = state_type.clone if state_type.mutable else None
         return operator
 
-    def _table(self, node: Node, ends: Ends, operators: TaskOperators) -> Table[Any]:
+    def _table(self, node: Node, io: TaskIO, operators: TaskOperators) -> Table[Any]:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
-        table = self.table(node, ends.touched_groups(node))
+        table = self.table(node, io.touched_groups(node))
         operators.tables.append(table)
         return table
 
@@ -495,6 +506,9 @@ class Assembler:
             )
         )
         operator.firings, operator.notes = operators.firings, self.notes
+        above = self.plan.graph.above(node.id)
+        if anew := [other.id for other in self.plan.graph.nodes if other.kind is Kind.WITH_TIME and other.id in above]:
+            operator.timed_by = f"with_time {anew[-1]!r}"
         operator.late_output, operator.late_right_output = node.late, node.late_right
         operators.timed.append(operator)
         operators.clocked += [operator] if timed.has_clock else []
@@ -527,7 +541,7 @@ class Assembler:
 
         return CheckpointedState(
             operator=node.id,
-            type=replace(node.kept, drops_fields=self.drops_fields),
+            type=replace(node.kept, drops_fields=self.spec.drops_fields),
             groups=groups,
             max_parallelism=graph.max_parallelism,
             checkpoint=self.manifest.checkpoint,
@@ -548,39 +562,34 @@ class Assembler:
         self,
         node: Node,
         operators: TaskOperators,
-        *,
-        incarnation: int,
-        attempt: int,
-        slots: int,
         clients: WriterClients,
         blocks: WorkerBlocks,
-        prepared: Callable[[str], None],
-        note: Callable[[str], None],
-        partitions: int | None,
-        partitioner: str | None,
+        slots: int = 0,
+        prepared: Callable[[str], None] = opens_none,
+        note: Callable[[str], None] = opens_none,
     ) -> Opened:
         """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
         context = WriterContext(
             pipeline=self.plan.graph.pipeline_id,
             sink=node.id,
             subtask=self.subtask,
-            incarnation=incarnation,
-            attempt=attempt,
+            incarnation=self.spec.incarnation,
+            attempt=self.spec.attempt,
             type=self.plan.graph.type_of(node.inputs[0]),
-            slots=slots,
             clients=clients,
             staging=StagedBlocks(blocks, node.id, self.subtask),
+            partitions=self.spec.output_partitions.get(node.id),
+            partitioner=self.spec.partitioners.get(node.id),
+            slots=slots,
             prepared=prepared,
             note=note,
-            partitions=partitions,
-            partitioner=partitioner,
         )
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)
         operators.sinks.append(opened.writer)
         return opened
 
-    def _restore(self, ids: Collection[str], ends: Ends, operators: TaskOperators) -> None:
+    def _restore(self, ids: Collection[str], io: TaskIO, operators: TaskOperators) -> None:
         """Hand over in-flight records of edges into the task, at whatever parallelism they were sent."""
         if not self.in_flight:
             return
@@ -596,7 +605,7 @@ class Assembler:
             if back.loop in ids:
                 edges[back.name] = RestoredEdge(BatchCodec(graph.node(back.loop).type), operators.by_id[back.loop])
         if frames := [frame for frame in self.in_flight if frame.edge in edges]:
-            ends.restore(frames, edges)
+            io.restore(frames, edges)
 
 
 def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: int) -> list[BlockRef]:
@@ -639,7 +648,7 @@ def sink_output(
 ) -> ops.SinkOutput:
     """The operator that encodes the records of sink *node* for *writer*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
-    while producer.kind in (Kind.FILTER, Kind.PEEK):
+    while producer.kind in (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME):
         producer = graph.node(producer.inputs[0].node)
     known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source's records were decoded as their type
     known = known and node.inputs[0].output != DEAD_LETTERS
@@ -668,4 +677,6 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
         return _OF_FUNCTION[node.kind](node.id, function)
     if node.kind is Kind.SPLIT:
         return ops.Split(node.id, function)
+    if node.kind is Kind.WITH_TIME:
+        return ops.WithTime(node.id, function, node.disorder_ms)
     raise InvariantViolation(f"no operator for {node.kind}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.block_storage import AttemptBlocks, DamagedBlock, Ticket
-from exactlyonce.checkpoint.orphans import beyond_repair
+from exactlyonce.checkpoint.kept_blocks import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
 from exactlyonce.engines.runtime import in_flight

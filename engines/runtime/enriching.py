@@ -28,7 +28,7 @@ from exactlyonce.pipeline.enrich import Calls, Enriched
 from exactlyonce.pipeline.errors import RecordError, Unavailable, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.names import setting
-from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.shape import type_name
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
 """The pause before the first retry, which doubles, and the longest one."""

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.joins import Lookups, replaced
+from exactlyonce.engines.runtime.join_operators import Lookups, replaced
 from exactlyonce.engines.runtime.operators import StateCalls
-from exactlyonce.engines.runtime.timed import Due, KeyReader, TimedOperator, TimedParts, nothing_at
+from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts, nothing_at
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.event_time import NO_WATERMARK
-from exactlyonce.pipeline.expiry import Expiry
 from exactlyonce.pipeline.graph import Kind
 from exactlyonce.pipeline.joins import Lookup
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timed import Expiry, Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.backend import TimedTable
 from exactlyonce.state.errors import ApplyFailed

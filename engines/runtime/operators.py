@@ -9,7 +9,7 @@ between two batches: it polls writers, which hold only outputs of earlier batche
 snapshot, which would see state in the middle of a batch.
 
 A watermark goes from operator to operator between two batches. A `TimedOperator` passes it on once it has given all
-results that are due; see `engines.runtime.timed`.
+results that are due; see `engines.runtime.timed_operators`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
 from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
 from exactlyonce.engines.runtime.outage import is_outage, pause, retried
-from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.users_code import place_of
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
     ExactlyOnceError,
@@ -41,8 +40,10 @@ from exactlyonce.pipeline.errors import (
     require_whole,
     text_of,
 )
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
-from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.moments import ms_of
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
@@ -217,6 +218,34 @@ class FlatMap(BatchOperator):
         fn = self.fn
         batch, lists = self.apply(lambda record: list(fn(record)), batch)
         self.push(batch.expanded(lists))
+
+
+@dataclass(slots=True)
+class WithTime(BatchOperator):
+    """`with_time`: a new time for each record, and the watermark less the disorder.
+
+    The bound of a record in time is the ms before its time, that of a late one its floor: the watermark before it is
+    not above that. A record is late if its new time is not above its bound less the disorder, which is its floor then.
+    So late records remain a function of those that come, and the watermark is not above the floor of any later record.
+    """
+
+    fn: Callable[[Any], Any]
+    disorder_ms: int
+
+    def __call__(self, batch: Batch) -> None:
+        fn, disorder_ms = self.fn, self.disorder_ms
+        batch, times = self.apply(lambda record: ms_of(fn(record), "with_time gave"), batch)
+        assert batch.times is not None
+        bounds = [time - 1 - disorder_ms for time in batch.times]
+        if batch.floors is not None:
+            bounds = [max(bound, floor - disorder_ms) for bound, floor in zip(bounds, batch.floors, strict=True)]
+        late = [bound if time <= bound else NO_FLOOR for time, bound in zip(times, bounds, strict=True)]
+        floors = late if late.count(NO_FLOOR) < len(late) else None
+        self.push(Batch(batch.records, batch.origins, times=times, floors=floors))
+
+    def advance(self, watermark: int, *, idle: bool = False) -> None:
+        is_time = NO_WATERMARK < watermark < END_OF_TIME
+        self.pass_on(watermark - self.disorder_ms if is_time else watermark, idle=idle)
 
 
 @dataclass(slots=True)

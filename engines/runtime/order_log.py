@@ -31,7 +31,7 @@ from typing import NamedTuple
 import msgspec
 
 from exactlyonce.engines.plan import ShuffleEdge, Task, rejoins
-from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind
 

@@ -17,12 +17,11 @@ from typing import Any
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
-from exactlyonce.engines.runtime.timed import Due, TimedOperator, TimedParts
+from exactlyonce.engines.runtime.timed_operators import Due, TimedOperator, TimedParts
 from exactlyonce.engines.runtime.waiting import Waiting, bucket_end
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.pipeline.ordering import Deduplicate, InOrder
-from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.timed import Deduplicate, InOrder, Timed
 
 Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""

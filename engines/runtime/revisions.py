@@ -13,8 +13,8 @@ from itertools import compress
 from typing import Any, cast
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.timed import Due, nothing_at
-from exactlyonce.engines.runtime.windows import WindowOperator, WindowResults
+from exactlyonce.engines.runtime.timed_operators import Due, nothing_at
+from exactlyonce.engines.runtime.window_operators import WindowOperator, WindowResults
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Revised
 

@@ -2,6 +2,8 @@
 
 A watermark W, in ms, says that every later record has a floor of W at least. Invariants: the watermark of an operator
 never falls; results that it makes due go before it; an idle input does not hold it back.
+
+Watermarks and barriers are signals: frames without records that keep their place among the batches of a channel.
 """
 
 from __future__ import annotations
@@ -9,7 +11,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from exactlyonce.pipeline.event_time import NO_WATERMARK
+
+
+class Barrier(msgspec.Struct, frozen=True, tag="barrier", array_like=True):
+    """Barrier *checkpoint*, whose increments are relative to *base*. Unaligned, it may overtake records."""
+
+    checkpoint: int
+    base: int
+    savepoint: bool = False
+    """Whether it is a savepoint's: every input is held back after it, and the state is written whole."""
+
+
+class Watermark(msgspec.Struct, frozen=True, tag="watermark", array_like=True):
+    """The watermark of one sender; see `engines.runtime.watermarks`."""
+
+    value: int
+    """In ms."""
+    idle: bool = False
+
+
+Signal = Barrier | Watermark
+
+encode_signal = msgspec.msgpack.Encoder().encode
+decode_signal = msgspec.msgpack.Decoder[Signal](Signal).decode
 
 
 class Port(Protocol):

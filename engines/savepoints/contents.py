@@ -23,7 +23,7 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coo
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, SavedTimes, kept_state
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.wire import wire_of
 
 FRAME_RECORDS = 500
@@ -74,7 +74,7 @@ class SavedLoop(msgspec.Struct, frozen=True):
     loop: str
     records: int
     schema: Any = None
-    """The schema of the records (`pipeline.schema`); None: unknown."""
+    """The schema of the records (`pipeline.shape`); None: unknown."""
     files: tuple[SavedFile, ...] = ()
     """The files of an export; empty in the topic."""
 

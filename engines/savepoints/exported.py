@@ -31,8 +31,8 @@ import msgspec
 from fastavro import parse_schema, reader, writer
 
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
-from exactlyonce.connectors.blocks.folder import Folder
-from exactlyonce.connectors.blocks.storage import AWAY_TIMEOUT_S, folder_of, persistently
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries
+from exactlyonce.connectors.filestore.urls import store_at
 from exactlyonce.engines.savepoints.contents import (
     LoopEntry,
     Saved,
@@ -99,18 +99,19 @@ class _Removed(msgspec.Struct, frozen=True):
 
 
 def require_place(url: str) -> None:
-    """Raise unless a savepoint can be exported below *url*. Nothing is left there, if removal is allowed."""
-    folder = folder_of(storage_url(url), f"place-{secrets.token_hex(4)}")
+    """Raise unless a savepoint can be exported below *url*. No file is left there, if removal is allowed."""
+    folder = store_at(storage_url(url), f"place-{secrets.token_hex(4)}", makes_root=True)
     folder.check()
     with suppress(ExactlyOnceError):
         _empty(folder)
 
 
 def export(savepoint: Savepoint, url: str) -> str:
-    """Write *savepoint* into a new folder below *url*; the URL of that folder, once all of it is durable."""
+    """Write *savepoint* into a new folder below *url*, which is created if it is missing; the URL of the new folder,
+    once all of it is durable."""
     saved, base = savepoint.saved, storage_url(url)
     name = f"{saved.pipeline}-{saved.checkpoint}-{secrets.token_hex(4)}"
-    folder = folder_of(base, name)
+    folder = store_at(base, name, makes_root=True)
     folder.check()
     try:
         whole = msgspec.structs.replace(
@@ -121,7 +122,7 @@ def export(savepoint: Savepoint, url: str) -> str:
         encoded = msgspec.json.encode(whole)
         document = _Metadata(_format_of(whole), msgspec.Raw(encoded), hashlib.sha256(encoded).hexdigest())
         _put_persistently(folder, METADATA, msgspec.json.encode(document))
-        present = persistently(lambda: {file.name for file in folder.files()}, AWAY_TIMEOUT_S)
+        present = Retries(AWAY_TIMEOUT_S)(lambda: {file.name for file in folder.files()})
         if REMOVED in present or not {file.name for file in _files_of(whole)} <= present:
             raise DeletedSavepoint(f"{base}/{name} was deleted while the export was under way. Export it again.")
     except (ExactlyOnceError, KeyboardInterrupt):
@@ -143,7 +144,7 @@ def _files_of(saved: Saved) -> list[SavedFile]:
     return [file for part in parts for file in part.files]
 
 
-def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
+def _exported(savepoint: Savepoint, operator: SavedOperator, folder: FileStore) -> SavedOperator:
     files: list[SavedFile] = []
     key_forms = 0
     for entries in portions(savepoint.entries(operator.operator), FILE_BYTES, FILE_RECORDS, by_version=True):
@@ -163,7 +164,7 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
     return msgspec.structs.replace(operator, files=tuple(files), key_forms=key_forms)
 
 
-def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: Folder) -> SavedLoop:
+def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: FileStore) -> SavedLoop:
     files: list[SavedFile] = []
     entries = savepoint.loop_entries(loop.loop)
     while records := [entry._asdict() for entry in islice(entries, FILE_RECORDS)]:
@@ -173,7 +174,7 @@ def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: Folder) -> Sav
 
 
 def _put(
-    folder: Folder, name: str, schema: Any, records: list[dict[str, Any]], metadata: dict[str, str], version: int
+    folder: FileStore, name: str, schema: Any, records: list[dict[str, Any]], metadata: dict[str, str], version: int
 ) -> SavedFile:
     stream = io.BytesIO()
     writer(stream, schema, records, codec="deflate", metadata=metadata)
@@ -182,8 +183,8 @@ def _put(
     return SavedFile(name, len(content), hashlib.sha256(content).hexdigest(), len(records), version)
 
 
-def _put_persistently(folder: Folder, name: str, content: bytes) -> None:
-    persistently(lambda: folder.put(name, content, _temporary_name()), AWAY_TIMEOUT_S)
+def _put_persistently(folder: FileStore, name: str, content: bytes) -> None:
+    Retries(AWAY_TIMEOUT_S)(lambda: folder.put(name, content, _temporary_name()))
 
 
 def _temporary_name() -> str:
@@ -193,7 +194,7 @@ def _temporary_name() -> str:
 class ExportedSavepoint:
     """A `Savepoint` in a folder."""
 
-    def __init__(self, url: str, folder: Folder, saved: Saved, sha256: str) -> None:
+    def __init__(self, url: str, folder: FileStore, saved: Saved, sha256: str) -> None:
         self._url, self._folder = url, folder
         self.saved, self._sha256 = saved, sha256
 
@@ -266,7 +267,7 @@ class ExportedSavepoint:
             yield KeptEntry(fields["key_group"], fields["key"], fields["state"], file.version, fields.get("slot"))
 
     def _records(self, file: SavedFile) -> Iterator[Any]:
-        content = persistently(lambda: self._folder.get(file.name), AWAY_TIMEOUT_S)
+        content = Retries(AWAY_TIMEOUT_S)(lambda: self._folder.get(file.name))
         if content is None:
             self._require_not_deleted()
             raise self._damaged(file.name, "it is missing")
@@ -323,17 +324,17 @@ def remove(url: str, pipeline: str) -> int:
     return begun.checkpoint
 
 
-def _place(url: str) -> tuple[str, Folder]:
+def _place(url: str) -> tuple[str, FileStore]:
     """*url* in its one spelling, and the folder there."""
     url = storage_url(url)
     base, _, name = url.rpartition("/")
     scheme, host, path = parts_of(url)
     if not path or not (host or scheme == "file"):
         raise ConfigError(f"{url} is no savepoint: give the URL that `exactlyonce savepoint --to` has printed.")
-    return url, folder_of(base, name)
+    return url, store_at(base, name)
 
 
-def _removal(folder: Folder) -> _Removed | None:
+def _removal(folder: FileStore) -> _Removed | None:
     """The removal from *folder* that is under way, if any."""
     content = folder.get(REMOVED)
     with suppress(msgspec.DecodeError, UnicodeDecodeError):  # then the file is not ours
@@ -347,13 +348,13 @@ def _checkpoint_named(url: str, pipeline: str) -> int | None:
     return int(named[1]) if named is not None else None
 
 
-def _empty(folder: Folder) -> None:
+def _empty(folder: FileStore) -> None:
     _remove_all_but(folder, REMOVED)
     folder.remove([REMOVED])
     folder.remove_folder()
 
 
-def _remove_all_but(folder: Folder, *kept: str) -> None:
+def _remove_all_but(folder: FileStore, *kept: str) -> None:
     folder.remove([file.name for file in folder.files() if file.name not in kept])
 
 

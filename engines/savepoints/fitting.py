@@ -17,12 +17,12 @@ from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset, TopicSplit
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.blocks import Storages
+from exactlyonce.engines.external_checks.preflight import Inputs
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.assembler import key_places
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, SavedTimes
-from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import LogicalGraph, Node
@@ -34,7 +34,7 @@ from exactlyonce.state.state_type import StateType
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RestoreTarget:
     """The place in which a savepoint is restored."""
 
     graph: LogicalGraph
@@ -257,7 +257,7 @@ def _require_mapped(saved: Saved, graph: LogicalGraph, mapping: Mapping[str, str
             olds[new] = old
 
 
-def refuse_by_partition(operators: Iterable[str], around: Surroundings) -> None:
+def refuse_by_partition(operators: Iterable[str], around: RestoreTarget) -> None:
     """GraphError for state placed by a source's partitions: the subtask of a key's partition is not kept with it."""
     for operator in sorted(operators) if around.parallelism > 1 else ():
         if any(around.graph.node(read.node).partitioned for read in around.graph.node(operator).inputs):
@@ -268,7 +268,7 @@ def refuse_by_partition(operators: Iterable[str], around: Surroundings) -> None:
             )
 
 
-def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple[SourceOffset, ...]:
+def offsets_now(saved: Saved, around: RestoreTarget, asked: Restoration) -> tuple[SourceOffset, ...]:
     """The offsets of the savepoint, and those of new sources at their start.
 
     In another cluster topics have other ids, and are found by their names.

@@ -18,10 +18,10 @@ import msgspec
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.pipeline.avro import avro_of, plain_values
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.key_types import described_forms
 from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.versions import KEPT_BY_AVRO, is_by_avro
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.index import Index, IndexHead, decode_index
 from exactlyonce.state.key_groups import mask_of
@@ -39,7 +39,7 @@ class KeptEntry(NamedTuple):
     key: bytes
     """Canonical (`pipeline.keys`)."""
     state: bytes
-    """In msgpack; a state with an Avro schema is a byte string in it."""
+    """In msgpack."""
     version: int
     slot: int | None = None
     """In a timed table, that of the state (`state.slots`)."""
@@ -220,7 +220,7 @@ def kept_state(manifest: Manifest, operator: str, blocks: Blocks) -> KeptState:
 
 
 def decoded(encoded: bytes, schema: Any = None) -> Any:
-    """The value of msgpack *encoded*; with its *schema*, fields written by position get names, and Avro is read.
+    """The value of msgpack *encoded*; with its *schema*, fields written by position get names.
 
     ConfigError for a dict whose keys are records.
 
@@ -237,11 +237,11 @@ def decoded(encoded: bytes, schema: Any = None) -> Any:
 
 
 def named(value: Any, schema: Any) -> Any:
-    """*value*, with the names of fields that were written by position or by an Avro schema."""
+    """*value*, with the names of fields that were written by position."""
     if not isinstance(schema, dict):
         return value
-    if (avro := avro_of(schema)) is not None:
-        return plain_values(avro)(value)
+    if is_by_avro(schema):
+        raise ConfigError(f"The state {KEPT_BY_AVRO}")
     if "optional" in schema:
         return named(value, schema["optional"])
     if "union" in schema:

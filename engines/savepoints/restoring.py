@@ -42,7 +42,7 @@ from exactlyonce.engines.savepoints.contents import (
 )
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
 from exactlyonce.engines.savepoints.fitting import (
-    Surroundings,
+    RestoreTarget,
     fitting,
     judge_dropped,
     loops_fitting,
@@ -92,7 +92,7 @@ def is_restored(asked: Restoration, newest: Manifest | None) -> bool:
 class Restoring:
     """A restore, found and checked; `write` does it."""
 
-    def __init__(self, asked: Restoration, around: Surroundings, history: History | None) -> None:
+    def __init__(self, asked: Restoration, around: RestoreTarget, history: History | None) -> None:
         """Raises what stands in the way. *history* is the pipeline's, if it has a topic."""
         self._asked, self._around = asked, around
         newest = history.latest if history is not None else None

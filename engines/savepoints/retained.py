@@ -17,10 +17,10 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines import asking
+from exactlyonce.engines import run_requests
 from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.maintenance_leader import short_incarnation
 from exactlyonce.engines.savepoints.contents import TopicSavepoint
-from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -104,9 +104,9 @@ def delete(
             f"Savepoint {checkpoint} is the newest checkpoint of {history.pipeline}: the next run goes on from it. Run "
             f"it first, and delete the savepoint once it has taken another checkpoint."
         )
-    if (living := asking.living_run(history)) is not None:
-        asking.require_listener(history.pipeline, living)
-        asking.delete(config, history.pipeline, checkpoint, timeout_ms, note)
+    if (living := run_requests.living_run(history)) is not None:
+        run_requests.require_listener(history.pipeline, living)
+        run_requests.delete(config, history.pipeline, checkpoint, timeout_ms, note)
         return
     history.halt_if_damaged()
     require_finalized(history)

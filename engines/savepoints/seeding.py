@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from msgspec import inspect
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SAVEPOINT, SourceOffset
@@ -28,22 +27,23 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.source import ReadsTopic
-from exactlyonce.engines import asking
+from exactlyonce.engines import processes
 from exactlyonce.engines.configuration import absolute, client_from, read_file
+from exactlyonce.engines.external_checks.input_topics import InputTopics
+from exactlyonce.engines.external_checks.preflight import Inputs, by_kind
 from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedOperator, Savepoint
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, require_place
 from exactlyonce.engines.savepoints.fitting import state_type_of
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
 from exactlyonce.engines.savepoints.retained import open_savepoint, require_savepoint
-from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import Inputs, by_kind
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.errors import ConfigError, RecordError, TopicError
-from exactlyonce.pipeline.graph import LogicalGraph, Node
+from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.pipeline.keys import explained_key, key_groups
-from exactlyonce.pipeline.moments import moment_of
-from exactlyonce.pipeline.names import group_named, nearest, setting
+from exactlyonce.pipeline.names import nearest, setting
+from exactlyonce.pipeline.positions import BEGINNING, LATEST_OFFSET, START, Group, Position
+from exactlyonce.pipeline.shape import Form, Shape, shape_of
 from exactlyonce.state.errors import StateUnstorable
 
 if TYPE_CHECKING:
@@ -53,11 +53,8 @@ SHARES = 128
 """The shares of the key groups, one of which is in memory at a time."""
 WAITING_ROWS, WAITING_BYTES = 20_000, 8 << 20
 """Rows that wait in memory for their files."""
-OFFSETS = (
-    "group:NAME, earliest, latest, a time as 2026-11-01T00:00:00Z, start (where each source says itself), or offsets "
-    'by topic and partition as {"orders": {"0": 120}}'
-)
 KEY, STATE = "key", "state"
+_OFFSETS = BEGINNING.setting
 SHOWN = frozenset({"operator", "checkpoint", "key_group", "version"})
 """Columns that `exactlyonce state show --json` adds, which say nothing about a row."""
 _LENGTH = struct.Struct("<I")
@@ -90,15 +87,15 @@ class _Typed:
         self._type = type_
         self._of_json = msgspec.json.Decoder(type_).decode
         has_records = type_ is not Any and b'"fields"' in msgspec.json.encode(key_types.described(type_))
-        self._info = inspect.type_info(type_) if has_records else None
+        self._shape = shape_of(type_) if has_records else None
         """The type, if values may have records, whose unknown fields would go unnoticed."""
 
     def read(self, value: Any) -> Any:
         """*value*, which is JSON, plain or of the type, as one of it; `Unfit` for a field that the type lacks."""
         is_json = _is_raw(value)
         typed = self._of_json(value) if is_json else msgspec.convert(value, self._type)
-        if self._info is not None and (is_json or isinstance(value, Mapping | list | tuple)):
-            unread = _unread(self._info, msgspec.json.decode(value) if is_json else value, "$")
+        if self._shape is not None and (is_json or isinstance(value, Mapping | list | tuple)):
+            unread = _unread(self._shape, msgspec.json.decode(value) if is_json else value, "$")
             if (path := next(unread, None)) is not None:
                 raise Unfit(f"the type has no field for `{path}`, which would be lost")
         return typed
@@ -110,14 +107,15 @@ class RowType:
     def __init__(self, node: Node) -> None:
         """Raises ConfigError for an operator whose state is more than a value by key."""
         if node.timed is not None:
+            filling = "begin its sources before the oldest record that still counts"
+            if node.kind is Kind.AS_OF:
+                filling = "read its table from the beginning of a compacted topic"
             raise ConfigError(
-                f"Operator {node.id!r} keeps its state by time ({node.timed}): rows of (key, state) do not say what is "
-                f"open, and since when. Leave it out, and begin its source before the oldest record that still counts; "
-                f"or read versions of an as_of from a compacted topic."
+                f"Operator {node.id!r} keeps its state by time ({node.timed}), and a row of (key, state) has none. "
+                f"Leave it out, and {filling}: then it fills itself."
             )
         self.node, self.state_type = node, state_type_of(node, drops_fields=False)
-        kept = node.kept
-        self.type = kept.type if kept.codec is None else kept.codec.type
+        self.type = node.kept.type
         self.key_type = Any if key_types.described(node.key_type) is None else node.key_type
         self._key, self._state = _Typed(self.key_type), _Typed(self.type)
 
@@ -183,25 +181,28 @@ def _pair(row: Any) -> tuple[Any, Any]:
     return key, state
 
 
-def _unread(info: inspect.Type, value: Any, path: str) -> Iterator[str]:
+def _unread(shape: Shape, value: Any, path: str) -> Iterator[str]:
     """The paths of fields in *value*, of plain values, that its type does not have."""
-    if isinstance(info, inspect.UnionType):
-        records = [member for member in info.types if hasattr(member, "fields")]
-        others = [member for member in info.types if hasattr(member, "item_type") or hasattr(member, "value_type")]
-        members = records if isinstance(value, dict) and records else others
-        if len(members) == 1:
-            yield from _unread(members[0], value, path)
-    elif isinstance(value, dict):
-        fields = {field.encode_name: field.type for field in getattr(info, "fields", ())}
-        for name, item in value.items():
-            of = fields.get(name, getattr(info, "value_type", None))
-            if of is None and fields and name != getattr(info, "tag_field", None):
-                yield f"{path}.{name}"
-            elif of is not None and isinstance(item, dict | list | tuple):
-                yield from _unread(of, item, f"{path}.{name}")
-    elif isinstance(value, list | tuple) and hasattr(info, "item_type"):
-        for number, item in enumerate(value):
-            yield from _unread(info.item_type, item, f"{path}[{number}]")
+    match shape.form:
+        case Form.UNION:
+            records = [member for member in shape.parts if member.form is Form.RECORD]
+            others = [member for member in shape.parts if member.form in (Form.LIST, Form.SET, Form.DICT)]
+            members = records if isinstance(value, dict) and records else others
+            if len(members) == 1:
+                yield from _unread(members[0], value, path)
+        case Form.RECORD if isinstance(value, dict):
+            fields = {field.name: field.shape for field in shape.fields}
+            for name, item in value.items():
+                if name in fields:
+                    yield from _unread(fields[name], item, f"{path}.{name}")
+                elif fields and (shape.tag is None or name != shape.tag[0]):
+                    yield f"{path}.{name}"
+        case Form.DICT if isinstance(value, dict):
+            for name, item in value.items():
+                yield from _unread(shape.parts[1], item, f"{path}.{name}")
+        case Form.LIST | Form.SET if isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                yield from _unread(shape.parts[0], item, f"{path}[{number}]")
 
 
 class SeededOperator:
@@ -351,7 +352,8 @@ def write_state(
     - *to*: ``/folder``, ``hdfs://host:port/folder`` or ``s3://bucket/prefix``.
     - *offsets*: where the sources go on: ``"group:NAME"``, at the offsets of a consumer group without members;
       ``"earliest"``, ``"latest"``; an aware datetime, or a time as text; offsets by topic and partition, as
-      ``{"orders": {0: 120}}``; ``"start"``, where each source says itself. Without a *base* it has to be given.
+      ``{"orders": {0: 120, 1: -1}}``, where -1 is the latest; ``"start"``, where each source says itself. Without a
+      *base* it has to be given.
     - *base*: a savepoint of the pipeline, its number or the URL of an exported one. All that *states* do not replace
       is taken from it, and its offsets, unless they are given.
     - *bootstrap_servers*, *kafka*, *config*: as those of `Pipeline.run`.
@@ -376,8 +378,8 @@ def seed(
     if not types:
         raise ConfigError("There are no rows: name an operator, and give its rows.")
     if offsets is None and base is None:
-        raise ConfigError(f"{setting('offsets')} is not set: say where the sources go on: {OFFSETS}.")
-    beginning = None if offsets is None else _Beginning.of(offsets)
+        raise ConfigError(f"{_OFFSETS} is not set: say where the sources go on, by one of: {BEGINNING}.")
+    beginning = None if offsets is None else BEGINNING.read(offsets)
     url = storage_url(absolute(str(to)), setting("to"))
     require_place(url)
     with ExitStack() as stack:
@@ -391,6 +393,8 @@ def seed(
         operators = [SeededOperator(type_, folder, max_parallelism_of(graph, found)) for type_ in types]
         for operator in operators:
             operator.take(_rows(states[operator.type.node.id]))
+        if isinstance(beginning, Group):
+            _require_still(client, graph, beginning.name, begun)
         savepoint = SeededSavepoint(graph, operators, cluster_id, begun, found)
         counts = {operator.type.node.id: operator.count for operator in operators}
         unchecked = tuple(type_.node.id for type_ in types if type_.key_type is Any)
@@ -422,7 +426,7 @@ def _base(client: ClientConfig, graph: LogicalGraph, base: str | int | None) -> 
     name, history = graph.pipeline_id, History(graph.pipeline_id)
     with suppress(TopicError):  # it has never run
         history = read_history(client, name)
-    if (living := asking.living_run(history)) is not None:
+    if (living := processes.living(history, SystemClock().now_ms())) is not None:
         raise ConfigError(
             f"{name} runs: process {living.process} on {living.host}. Nothing was written: stop it, by `exactlyonce "
             f"savepoint {name} --stop` say, whose savepoint can be the base."
@@ -443,89 +447,66 @@ def _base(client: ClientConfig, graph: LogicalGraph, base: str | int | None) -> 
         yield ExportedSavepoint.at(absolute(str(base)))
 
 
-class _Beginning(NamedTuple):
-    """Where sources begin: by a start for all of them, or by offsets of each topic."""
-
-    start: str | datetime | None = None
-    group: str | None = None
-    offsets: Mapping[str, Mapping[int, int]] | None = None
-
-    @classmethod
-    def of(cls, given: Any) -> _Beginning:
-        if isinstance(given, Mapping):
-            return cls(offsets=_by_partition(given))
-        if isinstance(given, datetime):
-            if given.tzinfo is None:
-                raise ConfigError(f"{setting('offsets')}: {given!r} has no time zone: give tzinfo, as timezone.utc.")
-            return cls(given)
-        text = str(given)
-        if text.startswith("{"):
-            try:
-                return cls(offsets=_by_partition(msgspec.json.decode(text)))
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"{setting('offsets')} is no JSON: {error}. Write {OFFSETS}.") from None
-        if (group := group_named(text)) is not None:
-            return cls(group=group)
-        if text in ("earliest", "latest"):
-            return cls(text)
-        if text != "start" and (moment := moment_of(text)) is not None:
-            return cls(moment)
-        if text != "start":
-            raise ConfigError(f"{setting('offsets')} is {text!r:.100}: write {OFFSETS}.")
-        return cls()
-
-    def placed(self, source: ReadsTopic, id: str) -> ReadsTopic:
-        """*source*, which begins here."""
-        if self.group is not None:
-            return source.starting(None, self.group)
-        if self.start is not None:
-            return source.starting(self.start, None)
-        if self.offsets is None:
-            return source
-        if source.place not in self.offsets:
-            raise ConfigError(f"{setting('offsets')} has none of topic {source.place!r}, which source {id!r} reads.")
-        return source.starting(self.offsets[source.place], None)
-
-
-def _by_partition(given: Any) -> dict[str, dict[int, int]]:
-    try:
-        offsets = msgspec.convert(given, dict[str, dict[int, int]], strict=False)
-        if all(number >= 0 for by_partition in offsets.values() for pair in by_partition.items() for number in pair):
-            return offsets
-        error = "partitions and offsets are 0 or more"
-    except msgspec.ValidationError as invalid:
-        error = str(invalid)
-    raise ConfigError(f'{setting("offsets")} are written {{"orders": {{"0": 120}}}}, by topic and partition: {error}.')
-
-
-def _begun(client: ClientConfig, graph: LogicalGraph, beginning: _Beginning) -> tuple[str, tuple[SourceOffset, ...]]:
+def _begun(client: ClientConfig, graph: LogicalGraph, beginning: Position) -> tuple[str, tuple[SourceOffset, ...]]:
     """The id of the cluster, and the first offset of each split of each source."""
     in_topics, others = by_kind(graph)
-    sources = {id: beginning.placed(source, id) for id, source in in_topics.items()}
-    if beginning.offsets is not None and (unread := beginning.offsets.keys() - {one.place for one in sources.values()}):
-        raise ConfigError(f"{setting('offsets')} names topic {min(unread)!r}, which the pipeline does not read.")
+    if isinstance(beginning, Mapping):
+        for id, source in in_topics.items():
+            if source.place not in beginning:
+                raise ConfigError(f"{_OFFSETS} has none of topic {source.place!r}, which source {id!r} reads.")
+        if unread := beginning.keys() - {source.place for source in in_topics.values()}:
+            raise ConfigError(f"{_OFFSETS} names topic {min(unread)!r}, which the pipeline does not read.")
     with (
-        closing(Transactions(client)) as transactions, closing(Topics(client)) as own,
+        closing(Transactions(client)) as transactions,
+        closing(Topics(client)) as own,
         closing(InputTopics(own)) as topics,
-        closing(Inputs(topics, sources, topics.describe(sources.values()), {}, others)) as inputs,
-    ):  # fmt: skip
-        begun = inputs.start_offsets()
-        for source in sources.values():
-            if beginning.offsets is not None:
-                _require_within(topics.of(source), source, beginning.offsets[source.place])
-        return transactions.cluster_id(), begun
+    ):
+        described = topics.describe(in_topics.values())
+        sources = {id: _placed(id, source, topics.of(source), beginning) for id, source in in_topics.items()}
+        with closing(Inputs(topics, sources, described, {}, others)) as inputs:
+            return transactions.cluster_id(), inputs.start_offsets()
 
 
-def _require_within(topics: Topics, source: ReadsTopic, given: Mapping[int, int]) -> None:
-    """ConfigError unless *given* has an offset for every partition, and all of them are in the log."""
+def _require_still(client: ClientConfig, graph: LogicalGraph, group: str, begun: Iterable[SourceOffset]) -> None:
+    """ConfigError if *group* has members now, or has committed since the sources have *begun* at its offsets: the rows
+    were read meanwhile, and may count what comes after these."""
+    noted = {(at.topic, at.partition): at.offset for at in begun}
+    sources = by_kind(graph)[0]
+    with closing(Topics(client)) as own, closing(InputTopics(own)) as topics:
+        topics.describe(sources.values())
+        for id, source in sources.items():
+            for partition, offset in source.group_offsets(id, topics.of(source), group, BEGINNING.setting).items():
+                if (before := noted.get((source.place, partition), 0)) != offset:
+                    raise ConfigError(
+                        f"Group {group!r} has moved from offset {before} of {source.place}[{partition}] to {offset} "
+                        f"while the rows were read, so they may count records that would count again. Nothing was "
+                        f"written: stop the program that commits for the group, and try again with its last rows."
+                    )
+
+
+def _placed(id: str, source: ReadsTopic, topics: Topics, beginning: Position) -> ReadsTopic:
+    """*source*, which begins at *beginning*."""
+    match beginning:
+        case Group(group):
+            offsets = source.group_offsets(id, topics, group, BEGINNING.setting)
+            return source.starting(source.first_offsets(id, topics) | offsets)
+        case Mapping():
+            return source.starting(_within(topics, source, beginning[source.place]))
+    return source if beginning == START else source.starting(beginning)
+
+
+def _within(topics: Topics, source: ReadsTopic, given: Mapping[int, int]) -> dict[int, int]:
+    """The *given* offsets, one of every partition, in the log; else a ConfigError."""
     first, end = topics.start_offsets(source.topic), topics.end_offsets(source.topic, committed=True)
     if missing := first.keys() - given.keys():
-        raise ConfigError(
-            f"{setting('offsets')}: every partition of {source.place} needs one; {min(missing)} has none."
-        )
-    for partition, offset in given.items():
+        raise ConfigError(f"{_OFFSETS}: every partition of {source.place} needs one; {min(missing)} has none.")
+    if unknown := given.keys() - first.keys():
+        raise ConfigError(f"{_OFFSETS}: {source.place} has no partition {min(unknown)}.")
+    within = {partition: end[partition] if offset == LATEST_OFFSET else offset for partition, offset in given.items()}
+    for partition, offset in within.items():
         if not first[partition] <= offset <= end[partition]:
             raise ConfigError(
-                f"{setting('offsets')}: {source.place}[{partition}] has offsets {first[partition]} to "
-                f"{end[partition]}, and not {offset}."
+                f"{_OFFSETS}: {source.place}[{partition}] has offsets {first[partition]} to {end[partition]}, and not "
+                f"{offset}."
             )
+    return within

@@ -6,8 +6,9 @@ Invariant: settings are those of `Pipeline.run`, with the same errors; the sessi
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,9 +25,7 @@ from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.diff import SHOWN, Diff, DiffReport
 from exactlyonce.engines.bounded.replay.expected import ExpectedOutput
 from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors
-from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import RunOptions, settings_of_bounded_work
 from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns
@@ -36,16 +35,47 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, refuse_while_importing, resolved
 from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.notebook import cell_file
+from exactlyonce.pipeline.positions import TO
 from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
+from exactlyonce.pipeline.sizes import counted
 from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Unpack
 
-
 StopAt = str | datetime | Mapping[str, Mapping[int, int]]
-"""Where bounded work ends: see `StopOffsets.of`."""
+"""Where bounded work ends: see `exactlyonce backfill --to`."""
+
+
+@dataclass(frozen=True)
+class WorkProgress:
+    """The progress at one moment; its text is a line for people.
+
+    >>> print(WorkProgress("orders: checkpoint 12, stage totals", 3, 40, 5_000_000, 12_000_000))
+    orders: checkpoint 12, stage totals, 3 of 40 units; 5,000,000 of 12,000,000 offsets
+    >>> print(WorkProgress("orders: checkpoint 12", 0, 0, 12_000_000, 12_000_000))
+    orders: checkpoint 12; 12,000,000 of 12,000,000 offsets
+    """
+
+    stage: str
+    """The pipeline, the checkpoint and the stage; without a stage the checkpoint is complete."""
+    units_done: int
+    units: int
+    """The units of the stage."""
+    offsets_done: int
+    """The offsets of complete checkpoints."""
+    offsets: int
+    """The offsets of all the work; 0 for a repair before it begins."""
+
+    def __str__(self) -> str:
+        units = f", {self.units_done:,} of {counted(self.units, 'unit')}" if self.units else ""
+        offsets = f"; {self.offsets_done:,} of {counted(self.offsets, 'offset')}" if self.offsets else ""
+        return f"{self.stage}{units}{offsets}"
+
+
+OnProgress = Callable[[WorkProgress], object]
+"""A program's function for progress, as `print`."""
 
 
 class Listener:
@@ -160,13 +190,13 @@ def _caught_up(
     **how: Any,
 ) -> Summary:
     _check(spark, staging, progress, **how)
-    stop_offsets = StopOffsets.of(to)
+    position = TO.read(to)
     loaded = pipeline if isinstance(pipeline, Loaded) else resolved(pipeline, params)
     listener, checked = Listener(progress), _run_options(settings)
     refuse_speculation_in(spark)
     work = CatchUp(
         loaded=loaded, options=checked, parallelism=parallelism_given(settings), progress=listener,
-        stop_offsets=stop_offsets, **how,
+        to=position, **how,
     )  # fmt: skip
     checked.client.check()
     work.judge()
@@ -271,8 +301,8 @@ def diff(
     versions, and *settings* are as for `audit`.
     """
     _check(spark, staging, progress, checkpoint=checkpoint, shown=shown)
-    ends, versions, listener = StopOffsets.of(to), (resolved(old, params), resolved(new, params)), Listener(progress)
-    work = Diff(*versions, _client(settings), checkpoint=checkpoint, to=ends, shown=shown)
+    end, versions, listener = TO.read(to), (resolved(old, params), resolved(new, params)), Listener(progress)
+    work = Diff(*versions, _client(settings), checkpoint=checkpoint, to=end, shown=shown)
     _send_cells(spark, *versions)
     return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
 

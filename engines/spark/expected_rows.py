@@ -25,7 +25,7 @@ from exactlyonce.pipeline.errors import ConfigError, RecordError, text_of
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.loading import Reference, load_reference
-from exactlyonce.pipeline.schema import UnsupportedType, describe
+from exactlyonce.pipeline.shape import UnsupportedType, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

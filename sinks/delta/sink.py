@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from exactlyonce.checkpoint.records.storage_url import is_url
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.sizes import Size, byte_count
 from exactlyonce.sinks.committer import Committer, CommitterContext
@@ -81,7 +81,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
     def describe(self, type_: Any) -> dict[str, Any]:
         """Path, mode, key, and the records' schema."""
         described = {"sink": "delta", "path": self.path, "mode": self.mode, "key": list(self.key)}
-        return {**described, "value": schema.describe(type_)}
+        return {**described, "value": shape.describe(type_)}
 
     def open_committer(self, context: CommitterContext) -> Committer:
         with self._needing():

@@ -30,6 +30,7 @@ from deltalake.transaction import AddAction, Transaction
 
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.connectors import refusals
+from exactlyonce.connectors.filestore.local import local_path, sync
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks.delta import ledger as ledgers
@@ -39,7 +40,6 @@ from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.lake.columns import TableRows, matched
 from exactlyonce.sinks.lake.description import refers
-from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each
 from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
 from exactlyonce.sinks.lake.table import (

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import fastavro
 
-from exactlyonce.pipeline.schema import UnsupportedType
-from exactlyonce.sinks.files.columns import Column, ColumnType, Fields, ListOf, MapOf, Scalar
+from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType
+from exactlyonce.sinks.files.columns import Column, columns_of, plain
 from exactlyonce.sinks.files.format import ByteFile
 
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
@@ -21,34 +21,37 @@ BLOCK_BYTES = 1 << 18
 """The approximate size of a block, which a reader has in memory as a whole."""
 SYNC_BYTES = 16
 
-_SCALARS: dict[str, Any] = {
-    "bool": "boolean",
-    "int": "long",
-    "float": "double",
-    "str": "string",
-    "bytes": "bytes",
-    "decimal": {"type": "bytes", "logicalType": "decimal", "precision": DECIMAL_DIGITS, "scale": DECIMAL_SCALE},
-    "instant": {"type": "long", "logicalType": "timestamp-micros"},
-    "local": {"type": "long", "logicalType": "local-timestamp-micros"},
-    "date": {"type": "int", "logicalType": "date"},
-    "time": {"type": "long", "logicalType": "time-micros"},
+_SCALARS: dict[Form, Any] = {
+    Form.BOOL: "boolean",
+    Form.INT: "long",
+    Form.FLOAT: "double",
+    Form.STR: "string",
+    Form.BYTES: "bytes",
+    Form.DECIMAL: {"type": "bytes", "logicalType": "decimal", "precision": DECIMAL_DIGITS, "scale": DECIMAL_SCALE},
+    Form.DATE: {"type": "int", "logicalType": "date"},
+    Form.TIME: {"type": "long", "logicalType": "time-micros"},
+    Form.UUID: "string",
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
-def avro_type(type_: ColumnType, path: str) -> Any:
-    """The Avro type of a column; *path* names records within records. Raises `UnsupportedType`."""
-    match type_:
-        case Scalar(name):
-            return _SCALARS[name]
-        case ListOf(item, nullable):
-            return {"type": "array", "items": _optional(avro_type(item, path), nullable)}
-        case MapOf(Scalar("str"), value, nullable):
-            return {"type": "map", "values": _optional(avro_type(value, path), nullable)}
-        case MapOf():
+def avro_type(shape: Shape, path: str, *, nullable: bool) -> Any:
+    """The Avro type of values; *path* names records within records. Raises `UnsupportedType`."""
+    if nullable:
+        return ["null", avro_type(shape, path, nullable=False)]
+    shape = plain(shape)
+    match shape.form:
+        case Form.LIST:
+            return {"type": "array", "items": avro_type(shape.parts[0], path, nullable=shape.parts[0].nullable)}
+        case Form.DICT if plain(shape.parts[0]).form in (Form.STR, Form.UUID):
+            return {"type": "map", "values": avro_type(shape.parts[1], path, nullable=shape.parts[1].nullable)}
+        case Form.DICT:
             raise UnsupportedType(f"{path} is a dict whose keys are no str, and Avro has no other maps")
-        case Fields(columns):
-            return avro_record(columns, path)
+        case Form.RECORD:
+            return avro_record(columns_of(shape.type), path)
+        case Form.DATETIME:
+            return {"type": "long", "logicalType": "timestamp-micros" if shape.tz else "local-timestamp-micros"}
+    return _SCALARS[shape.form]
 
 
 def avro_record(columns: Sequence[Column], name: str) -> Any:
@@ -58,12 +61,9 @@ def avro_record(columns: Sequence[Column], name: str) -> Any:
         own = column.field.name
         if not _NAME.match(own):
             raise UnsupportedType(f"the field {own!r} cannot be one in Avro: use letters, digits and _ in its name")
-        fields.append({"name": own, "type": _optional(avro_type(column.type, f"{name}_{own}"), column.field.nullable)})
+        type_ = avro_type(column.shape, f"{name}_{own}", nullable=column.field.nullable)
+        fields.append({"name": own, "type": type_})
     return {"type": "record", "name": name, "fields": fields}
-
-
-def _optional(type_: Any, nullable: bool) -> Any:
-    return ["null", type_] if nullable else type_
 
 
 class EncodedRows(NamedTuple):
@@ -100,7 +100,7 @@ class Avro:
         values = column.values(records)
         if not column.field.nullable and None in values:
             raise ValueError(f"{column.field.name}: None, which the type does not admit")
-        return values if isinstance(column.type, Scalar) else [_plain(column.type, value) for value in values]
+        return values
 
     def joined(self, contents: list[EncodedRows]) -> EncodedRows:
         """The rows, joined."""
@@ -109,21 +109,6 @@ class Avro:
     def open(self, file: ByteFile) -> AvroFile:
         """A new file."""
         return AvroFile(file, self._schema)
-
-
-def _plain(type_: ColumnType, value: Any) -> Any:
-    """A column's *value* with dicts for the pairs of maps."""
-    if value is None:
-        return None
-    match type_:
-        case ListOf(item, _):
-            return [_plain(item, part) for part in value]
-        case MapOf(_, item, _):
-            return {key: _plain(item, part) for key, part in value}
-        case Fields(columns):
-            return {column.field.name: _plain(column.type, value[column.field.name]) for column in columns}
-        case _:
-            return value
 
 
 class AvroFile:

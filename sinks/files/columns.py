@@ -1,113 +1,45 @@
-"""The fields of a record's type as columns of a typed file: their types, and the conversion of values.
+"""The fields of a record's type as columns of a typed file: their shapes, and the conversion of values.
 
-Invariant: a column's values are None, or of the class that its type is written from; none is rounded, cut or moved to
+Invariant: a column's values are None, or of the class that its form is written from; none is rounded, cut or moved to
 another time zone. Pure: it knows no library that writes files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, time
 from typing import Any
 
-from msgspec import inspect
+from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, shape_of
+from exactlyonce.sinks.sql.fields import CLASSES, RowField, exactly, fields_of, shown
 
-from exactlyonce.pipeline import schema
-from exactlyonce.sinks.sql.fields import EXACT, FieldKind, RowField, apart_from_none, exactly, fields_of, shown
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A type without parts. *plain* converts a value of the kind to the class that it is written from."""
-
-    name: str
-    kind: FieldKind
-    plain: Callable[[Any], Any] | None = None
-
-    def convert(self, value: Any) -> Any:
-        """The value to write."""
-        if value is None:
-            return None
-        value = exactly(value, self.kind)
-        return value if self.plain is None else self.plain(value)
-
-
-@dataclass(frozen=True)
-class ListOf:
-    """A list, or another collection, in its order."""
-
-    item: ColumnType
-    nullable: bool
-    """Whether its items may be None."""
-
-    def convert(self, value: Any) -> Any:
-        """*value* as a list."""
-        if value is None:
-            return None
-        if not isinstance(value, list | tuple | set | frozenset):
-            raise TypeError(f"{shown(value)} is {type(value).__name__}, not a list")
-        item = self.item
-        if isinstance(item, Scalar) and item.plain is None and set(map(type, value)) <= EXACT[item.kind]:
-            return list(value)
-        return _require_items(list(map(item.convert, value)), self.nullable)
-
-
-@dataclass(frozen=True)
-class MapOf:
-    """A dict."""
-
-    key: ColumnType
-    value: ColumnType
-    nullable: bool
-    """Whether its values may be None."""
-
-    def convert(self, value: Any) -> Any:
-        """*value* as pairs."""
-        if value is None:
-            return None
-        values = _require_items(list(map(self.value.convert, value.values())), self.nullable)
-        return list(zip(map(self.key.convert, value), values, strict=True))
-
-
-def _require_items(values: list[Any], nullable: bool) -> list[Any]:
-    """*values*; ValueError for a None among them that is not *nullable*."""
-    if not nullable and None in values:
-        raise ValueError("None is in it, which the type does not admit")
-    return values
-
-
-@dataclass(frozen=True)
-class Fields:
-    """A record within a record."""
-
-    columns: tuple[Column, ...]
-
-    def convert(self, value: Any) -> Any:
-        """*value* as a dict."""
-        if value is None:
-            return None
-        return {column.field.name: column.within(value) for column in self.columns}
-
-
-ColumnType = Scalar | ListOf | MapOf | Fields
+Conversion = Callable[[Any], Any]
+"""Gives the value to write for one that is not None. Raises TypeError or ValueError for a value that does not fit."""
 _REFUSALS = (AttributeError, KeyError, TypeError, ValueError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Column:
-    """A field with its type."""
+    """A field with its conversion."""
 
     field: RowField
-    type: ColumnType
+    shape: Shape
+    """See `plain`."""
+    convert: Conversion
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether its values have no parts."""
+        return self.shape.form not in (Form.LIST, Form.DICT, Form.RECORD)
 
     def values(self, records: Sequence[Any]) -> list[Any]:
         """The column of these records; the writer of the format checks for None."""
-        values = self.field.values(records) if isinstance(self.type, Scalar) else list(map(self.field.get, records))
-        if isinstance(self.type, Scalar) and self.type.plain is None and self.type.kind is self.field.kind:
-            return values
+        values = self.field.values(records) if self.is_scalar else list(map(self.field.get, records))
+        if self.is_scalar and self.shape.form is self.field.kind and self.shape.form not in _AS_WRITTEN:
+            return values  # of exactly the form's class
         try:
-            return list(map(self.type.convert, values))
+            return [None if value is None else self.convert(value) for value in values]
         except _REFUSALS as error:
             raise self._named(error) from None
 
@@ -117,7 +49,7 @@ class Column:
             value = self.field.get(record)
             if value is None and not self.field.nullable:
                 raise ValueError("None, which the type does not admit")
-            return self.type.convert(value)
+            return None if value is None else self.convert(value)
         except _REFUSALS as error:
             raise self._named(error) from None
 
@@ -131,103 +63,106 @@ def columns_of(type_: Any) -> tuple[Column, ...]:
     return _columns(type_, (), "")
 
 
-def _columns(type_: Any, around: tuple[Any, ...], where: str) -> tuple[Column, ...]:
-    """Likewise of a record within the records *around*, at the path *where*."""
-    fields = fields_of(type_)
-    if not fields:
-        raise schema.UnsupportedType(
-            f"{where or schema.type_name(type_)} has no fields, and a typed file needs a column"
-        )
-    infos: Any = inspect.type_info(type_)
-    types = {field.encode_name: field.type for field in infos.fields}
+def plain(shape: Shape, where: str = "") -> Shape:
+    """The values other than None as typed files have them: scalars, a list, a dict or a record. Raises
+    `UnsupportedType`.
+
+    A datetime has a time zone, unless its type says that it has none. *where* names the field.
+    """
+    others = [member for member in shape.members if member.form is not Form.NULL]
+    forms = {member.scalar for member in others}
+    if len(others) > 1 and forms != {Form.INT, Form.FLOAT}:
+        raise UnsupportedType(f"{where} has values of several types: give it one, as str with JSON in it")
+    own = others[0] if others else shape
+    form = Form.FLOAT if len(others) > 1 else own.scalar
+    match form or own.form:
+        case Form.DICT | Form.RECORD:
+            return own
+        case Form.LIST | Form.SET:
+            return Shape(Form.LIST, list, own.parts)
+        case Form.DATETIME:
+            return replace(own, tz=own.tz is not False)
+        case Form.TIMEDELTA:
+            advice = "write a duration as an int, of microseconds for instance"
+        case Form.TUPLE:
+            advice = "a tuple of several types is a NamedTuple with names"
+        case _ if form is not None:
+            return Shape(form, None)
+        case _:
+            advice = "declare its type; that of a key is what the function of key_by is annotated to return"
+    raise UnsupportedType(f"{where} has a type that Parquet and Avro do not have: {advice}")
+
+
+def _columns(type_: Any, around: tuple[Shape, ...], where: str) -> tuple[Column, ...]:
+    """The columns of a record within the records *around*, at the path *where*."""
+    paths = [(field, f"{where}.{field.name}".lstrip(".")) for field in fields_of(type_)]
+    around = (*around, shape_of(type_))
     return tuple(
-        Column(field, _type(types[field.name], (*around, type_), f"{where}.{field.name}".lstrip(".")))
-        for field in fields
+        Column(field, plain(field.shape, path), _conversion(field.shape, around, path)) for field, path in paths
     )
 
 
-def _type(info: inspect.Type, around: tuple[Any, ...], where: str) -> ColumnType:
-    while isinstance(info, inspect.Metadata):
-        info = info.type
-    if isinstance(info, inspect.UnionType):
-        return _union(info, around, where)
-    if isinstance(info, inspect.DictType):
-        key, value = _type(info.key_type, around, f"{where} (key)"), _type(info.value_type, around, f"{where} (value)")
-        return MapOf(key, value, apart_from_none(info.value_type)[1])
-    if isinstance(info, inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.FrozenSetType):
-        return ListOf(_type(info.item_type, around, f"{where} (item)"), apart_from_none(info.item_type)[1])
-    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
-        if info.cls in around:
-            raise schema.UnsupportedType(
-                f"{where} is a {info.cls.__name__} within itself, which has no end in a typed file"
-            )
-        return Fields(_columns(info.cls, around, where))
-    if (scalar := _scalar(info)) is not None:
-        return scalar
-    raise schema.UnsupportedType(f"{where} has a type that Parquet and Avro do not have: {_advice(info)}")
+def _conversion(shape: Shape, around: tuple[Shape, ...], where: str) -> Conversion:
+    own = plain(shape, where)
+    if own in around:
+        raise UnsupportedType(f"{where} is a {own.cls.__name__} within itself, which has no end in a typed file")
+    match own.form:
+        case Form.RECORD:
+            columns = _columns(own.type, around, where)
+            return lambda value: {column.field.name: column.within(value) for column in columns}
+        case Form.LIST:
+            return _list(_items(own.parts[0], around, f"{where} (item)"))
+        case Form.DICT:
+            keys = _items(own.parts[0], around, f"{where} (key)")
+            values = _items(own.parts[1], around, f"{where} (value)")
+            return lambda value: dict(zip(keys(list(value)), values(list(value.values())), strict=True))
+    as_written = _AS_WRITTEN.get(own.form)
+    if as_written is None:
+        return lambda value: exactly(value, own.form)
+    return lambda value: as_written(exactly(value, own.form), own)
 
 
-def _union(info: inspect.UnionType, around: tuple[Any, ...], where: str) -> ColumnType:
-    types = {_type(member, around, where) for member in info.types if not isinstance(member, inspect.NoneType)}
-    if types == {_INT, _FLOAT}:
-        return _FLOAT
-    if len(types) != 1:
-        raise schema.UnsupportedType(f"{where} has values of several types: give it one, as str with JSON in it")
-    return types.pop()
+def _items(shape: Shape, around: tuple[Shape, ...], where: str) -> Callable[[list[Any]], list[Any]]:
+    """Converts the items of a list, the keys or the values of a dict."""
+    convert, form = _conversion(shape, around, where), plain(shape, where).form
+    exact, nullable = CLASSES.get(form) if form not in _AS_WRITTEN else None, shape.nullable
+
+    def items(values: list[Any]) -> list[Any]:
+        if set(map(type, values)) <= {exact}:
+            return values
+        if not nullable and None in values:
+            raise ValueError("None is in it, which the type does not admit")
+        return [None if value is None else convert(value) for value in values]
+
+    return items
 
 
-def _scalar(info: inspect.Type) -> Scalar | None:
-    if isinstance(info, inspect.EnumType | inspect.LiteralType):
-        values = [member.value for member in info.cls] if isinstance(info, inspect.EnumType) else info.values
-        classes = {type(value) for value in values if value is not None}
-        return {frozenset({str}): _STR, frozenset({int}): _INT}.get(frozenset(classes))
-    if isinstance(info, inspect.DateTimeType):
-        return _LOCAL if info.tz is False else _INSTANT
-    if isinstance(info, inspect.TimeType):
-        return _TIME
-    return _SCALARS.get(type(info))
+def _list(items: Callable[[list[Any]], list[Any]]) -> Conversion:
+    def convert(value: Any) -> list[Any]:
+        if not isinstance(value, list | tuple | set | frozenset):
+            raise TypeError(f"{shown(value)} is {type(value).__name__}, not a list")
+        return items(list(value))
+
+    return convert
 
 
-def _advice(info: inspect.Type) -> str:
-    if isinstance(info, inspect.TimeDeltaType):
-        return "write a duration as an int, of microseconds for instance"
-    if isinstance(info, inspect.TupleType):
-        return "a tuple of several types is a NamedTuple with names"
-    return "declare its type; that of a key is what the function of key_by is annotated to return"
-
-
-def _instant(value: datetime) -> datetime:
-    if value.tzinfo is None:
+def _datetime(value: datetime, shape: Shape) -> datetime:
+    if value.tzinfo is None and shape.tz:
         raise ValueError(f"{value} has no time zone: give it one, or declare Annotated[datetime, Meta(tz=False)]")
-    return value
-
-
-def _local(value: datetime) -> datetime:
-    if value.tzinfo is not None:
+    if value.tzinfo is not None and not shape.tz:
         raise ValueError(f"{value} has a time zone, and the type says that there is none")
     return value
 
 
-def _time_of_day(value: time) -> time:
+def _time_of_day(value: time, shape: Shape) -> time:
     if value.tzinfo is not None:
         raise ValueError(f"{value} has a time zone, which a time of day in Parquet lacks")
     return value
 
 
-_INT, _FLOAT = Scalar("int", FieldKind.INT), Scalar("float", FieldKind.FLOAT)
-_STR, _BYTES = Scalar("str", FieldKind.STR), Scalar("bytes", FieldKind.BYTES)
-_INSTANT = Scalar("instant", FieldKind.DATETIME, _instant)
-_LOCAL = Scalar("local", FieldKind.DATETIME, _local)
-_TIME = Scalar("time", FieldKind.TIME, _time_of_day)
-_SCALARS = {
-    inspect.BoolType: Scalar("bool", FieldKind.BOOL),
-    inspect.IntType: _INT,
-    inspect.FloatType: _FLOAT,
-    inspect.StrType: _STR,
-    inspect.BytesType: _BYTES,
-    inspect.ByteArrayType: _BYTES,
-    inspect.MemoryViewType: _BYTES,
-    inspect.DecimalType: Scalar("decimal", FieldKind.DECIMAL),
-    inspect.DateType: Scalar("date", FieldKind.DATE),
-    inspect.UUIDType: Scalar("str", FieldKind.UUID, str),
+_AS_WRITTEN: dict[Form, Callable[[Any, Shape], Any]] = {
+    Form.DATETIME: _datetime,
+    Form.TIME: _time_of_day,
+    Form.UUID: lambda value, _: str(value),
 }
+"""By form: a check of a value, or its text."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.connectors.filestore.store import WaitingFile, WaitingFileGone
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.committer import CommitsBySubtask, SetAside, StoreView
 from exactlyonce.sinks.files.layout import (
@@ -19,25 +20,22 @@ from exactlyonce.sinks.files.layout import (
     TEMPORARY,
     LedgerFile,
     PublishedFile,
-    WaitingFile,
     WriterId,
     decode_body,
 )
 from exactlyonce.sinks.files.ledger import FileLedger
-from exactlyonce.sinks.files.place import Place, WaitingFileGone
-from exactlyonce.sinks.files.publishing import forget, listed
+from exactlyonce.sinks.files.place import Place
 from exactlyonce.sinks.files.staging import drop_older
 from exactlyonce.sinks.ledger import LedgerEntry
 
 
 class FilesCommitter(CommitsBySubtask):
-    """The committer of one sink. With *ledger_first*, a crash loses unpublished files, and nothing comes twice."""
+    """The committer of one sink."""
 
     kind = KIND
 
-    def __init__(self, place: Place, pipeline: str, sink: str, *, ledger_first: bool = False) -> None:
+    def __init__(self, place: Place, pipeline: str, sink: str) -> None:
         self._place, self._pipeline, self._sink = place, pipeline, sink
-        self._ledger_first = ledger_first
         self._ledger = FileLedger(place, pipeline, sink)
 
     @property
@@ -47,7 +45,7 @@ class FilesCommitter(CommitsBySubtask):
 
     def check(self) -> None:
         """See `Committer`: make the folder if its parent exists, and write and rename a file in it."""
-        with self._place.explained(starting=True):
+        with self._place.explained():
             self._place.check()
 
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
@@ -68,20 +66,17 @@ class FilesCommitter(CommitsBySubtask):
                     return False  # another process has published it, and readers may have moved its files
                 raise StoreError(
                     f"{gone} was set aside for checkpoint {committable.checkpoint}, and is neither there nor where it "
-                    f"is to be published: {self._place.cleaned_by}"
+                    f"is to be published: {self._place.store.removers} {self._place.target}."
                 ) from None
 
     def _publish(self, committable: StoreCommittable, entry: LedgerEntry) -> bool:
         body = decode_body(committable.body) if committable.body else None
-        files = listed(self._place, body) if body is not None else ()
+        files = self._place.listed(body) if body is not None else ()
         waiting = self._place.waiting(files)
-        written = _ledger_file(entry, committable.records, files)
-        if self._ledger_first and not self._ledger.write(entry, written):
-            return False
         self._place.publish(files, waiting)
-        is_new = self._ledger_first or self._ledger.write(entry, written)
+        is_new = self._ledger.write(entry, _ledger_file(entry, committable.records, files))
         if body is not None:
-            forget(self._place, body)
+            self._place.forget(body)
         return is_new
 
     def clean(self, incarnation: int, attempt: int) -> None:
@@ -101,7 +96,8 @@ class FilesCommitter(CommitsBySubtask):
     def look(self) -> StoreView | None:
         with self._place.explained():
             ledger, waiting = self._ledger.read(), tuple(self._waiting())
-            return StoreView.of(ledger, waiting=waiting, problem=self._place.problem(), risk=self._place.risk())
+            problem, risk = self._place.store.doubts()
+            return StoreView.of(ledger, waiting=waiting, problem=problem, risk=risk)
 
     def _waiting(self) -> Iterator[SetAside]:
         """The staged intervals, by the lists of their files."""

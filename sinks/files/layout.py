@@ -16,12 +16,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from exactlyonce.connectors.filestore.store import WaitingFile
+
 HIDDEN = ".exactlyonce"
 STAGED, TEMPORARY, ORIGIN, FENCE = "staged", "temporary", "origin", "fence"
 SHARD = 1_000
 """Checkpoints whose entries share a folder, so that the newest is found among few names."""
 
 _STAGED = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]+)\Z")
+_UPLOADED = re.compile(r"part-(\d+)\.(\d+)-(\d+)-([0-9a-f]+)-\d+\.[a-z]+\Z")
 
 
 class WriterId(NamedTuple):
@@ -39,6 +42,16 @@ class WriterId(NamedTuple):
     def parsed(cls, name: str) -> WriterId | None:
         """The writer of the folder *name*; None if no writer has made it."""
         match = _STAGED.match(name)
+        return cls(int(match[1]), int(match[2]), int(match[3]), match[4]) if match else None
+
+    def uploaded_name(self, number: int, suffix: str) -> str:
+        """The name of a file whose upload begins before its checkpoint is known."""
+        return f"part-{self.incarnation:06d}.{self.attempt:03d}-{self.subtask:03d}-{self.token}-{number:06d}.{suffix}"
+
+    @classmethod
+    def of_upload(cls, name: str) -> WriterId | None:
+        """The writer of an `uploaded_name`; None: it is another program's."""
+        match = _UPLOADED.match(name)
         return cls(int(match[1]), int(match[2]), int(match[3]), match[4]) if match else None
 
     def published_name(self, checkpoint: int, number: int, suffix: str) -> str:
@@ -67,22 +80,6 @@ def shard_folder(origin: str, subtask: int, checkpoint: int) -> str:
 def entry_path(origin: str, subtask: int, checkpoint: int) -> str:
     """The file of a ledger entry."""
     return f"{shard_folder(origin, subtask, checkpoint)}/{checkpoint:010d}.json"
-
-
-class WaitingFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that waits to be published; size and digest prove that it is the one that was written."""
-
-    staged: str
-    """Its path now, below the staged files; in S3 there is no such file, and its upload has this as metadata."""
-    path: str
-    """Its path once published, below the target."""
-    rows: int
-    size: int
-    sha256: bytes
-    upload: str = ""
-    """The id of its upload, in S3."""
-    parts: tuple[str, ...] = ()
-    """The ETag of each part of the upload."""
 
 
 class StagedList(msgspec.Struct, frozen=True, kw_only=True):

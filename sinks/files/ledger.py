@@ -18,8 +18,6 @@ from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.files.layout import (
     FENCE,
     ORIGIN,
-    STAGED,
-    TEMPORARY,
     LedgerFile,
     encode_entry,
     entry_path,
@@ -45,8 +43,6 @@ class FileLedger:
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Committer.fence`. An older incarnation begins no commit from now on."""
         place = self._place
-        for folder in (TEMPORARY, STAGED, ledger_folder(origin), FENCE):
-            place.make(folder)
         place.write_new(ORIGIN, origin.encode(), f"{incarnation}-origin")
         self._writer().fenced(self._pipeline, self._sink, incarnation, origin)
         place.write_new(f"{FENCE}/{incarnation}", b"", f"{incarnation}-fence")
@@ -87,8 +83,8 @@ class FileLedger:
         writer = self._writer()
         if writer.origin == entry.origin and writer.incarnation < entry.incarnation:
             raise StoreUnavailable(
-                f"{self._place.root} lacks the mark of incarnation {entry.incarnation}, and is of one before: "
-                f"{self._place.suspicion}"
+                f"{self._place.root} lacks the mark of incarnation {entry.incarnation}, and is of one before: is its "
+                f"disk mounted? Another folder is in its place, or it was put back from a backup."
             )
         checkpoint = self._checkpoint(entry.origin, entry.subtask)
         if entry.is_due(checkpoint=checkpoint, incarnation=writer.incarnation, origin=writer.origin):

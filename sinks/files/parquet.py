@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exactlyonce.sinks.files.columns import Column, ColumnType, Fields, ListOf, MapOf, Scalar
+from exactlyonce.pipeline.shape import Form, Shape
+from exactlyonce.sinks.files.columns import Column, columns_of, plain
 from exactlyonce.sinks.files.format import ByteFile
 
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
@@ -19,30 +20,31 @@ DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
 _ARRAY_BYTES = 400
 """The measured size of an array of one row: objects, and buffers of 64 bytes."""
 _SCALARS = {
-    "bool": pa.bool_(),
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "str": pa.string(),
-    "bytes": pa.binary(),
-    "decimal": pa.decimal128(DECIMAL_DIGITS, DECIMAL_SCALE),
-    "instant": pa.timestamp("us", tz="UTC"),
-    "local": pa.timestamp("us"),
-    "date": pa.date32(),
-    "time": pa.time64("us"),
+    Form.BOOL: pa.bool_(),
+    Form.INT: pa.int64(),
+    Form.FLOAT: pa.float64(),
+    Form.STR: pa.string(),
+    Form.BYTES: pa.binary(),
+    Form.DECIMAL: pa.decimal128(DECIMAL_DIGITS, DECIMAL_SCALE),
+    Form.DATE: pa.date32(),
+    Form.TIME: pa.time64("us"),
+    Form.UUID: pa.string(),
 }
 
 
-def arrow_type(type_: ColumnType) -> Any:
-    """The Arrow type."""
-    match type_:
-        case Scalar(name):
-            return _SCALARS[name]
-        case ListOf(item, _):
-            return pa.list_(arrow_type(item))
-        case MapOf(key, value, _):
-            return pa.map_(arrow_type(key), arrow_type(value))
-        case Fields(columns):
-            return pa.struct([_field(column) for column in columns])
+def arrow_type(shape: Shape) -> Any:
+    """The Arrow type of values other than None."""
+    shape = plain(shape)
+    match shape.form:
+        case Form.LIST:
+            return pa.list_(arrow_type(shape.parts[0]))
+        case Form.DICT:
+            return pa.map_(*map(arrow_type, shape.parts))
+        case Form.RECORD:
+            return pa.struct([_field(column) for column in columns_of(shape.type)])
+        case Form.DATETIME:
+            return pa.timestamp("us", tz="UTC" if shape.tz else None)
+    return _SCALARS[shape.form]
 
 
 def _arrays(type_: Any) -> int:
@@ -51,7 +53,7 @@ def _arrays(type_: Any) -> int:
 
 
 def _field(column: Column) -> Any:
-    return pa.field(column.field.name, arrow_type(column.type), nullable=column.field.nullable)
+    return pa.field(column.field.name, arrow_type(column.shape), nullable=column.field.nullable)
 
 
 def arrow_schema(columns: Sequence[Column]) -> Any:

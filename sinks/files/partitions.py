@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Any
 
-from exactlyonce.sinks.sql.fields import FieldKind, RowField
+from exactlyonce.pipeline.shape import Form
+from exactlyonce.sinks.sql.fields import RowField, kind_name
 
 NONE = "__HIVE_DEFAULT_PARTITION__"
 """The value of None in a folder's name."""
-KINDS = {FieldKind.STR, FieldKind.INT, FieldKind.BOOL, FieldKind.DATE, FieldKind.UUID}
+KINDS = {Form.STR, Form.INT, Form.BOOL, Form.DATE, Form.UUID}
 NAME_BYTES_MAX = 255
 """The limit of a file name on common file systems."""
 PATH_BYTES_MAX = 4095
@@ -33,8 +34,8 @@ def problems(partition_by: Sequence[str], fields: Sequence[RowField]) -> Iterato
         if field is None:
             yield f"partition_by names {name!r}, which is no field of the record: it has {', '.join(known)}"
         elif field.kind not in KINDS:
-            kinds = ", ".join(kind.value for kind in sorted(KINDS, key=lambda kind: kind.value))
-            yield f"partition_by names {name!r}, a field of {field.kind.value}: a folder can be named after {kinds}"
+            kind, kinds = kind_name(field.kind), ", ".join(sorted(map(kind_name, KINDS)))
+            yield f"partition_by names {name!r}, a field of {kind}: a folder can be named after {kinds}"
         elif name.startswith(("_", ".")):
             yield f"partition_by names {name!r}: readers skip folders that begin with _ or a dot: rename the field"
     if partition_by and set(partition_by) == set(known):

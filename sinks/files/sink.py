@@ -6,17 +6,12 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from msgspec import inspect
-
-from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
-from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.connectors.filestore.urls import path_problems
+from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE, StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
-from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -29,11 +24,8 @@ from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
-from exactlyonce.sinks.files.local import LocalPlace
 from exactlyonce.sinks.files.place import Place
-from exactlyonce.sinks.files.publishing import publish_all
 from exactlyonce.sinks.files.staging import Rolling, StagedFiles, drop_older
-from exactlyonce.sinks.files.stored import HdfsPlace, S3Place
 from exactlyonce.sinks.files.writer import FilesWriter
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
@@ -61,8 +53,7 @@ class FileSink(Sink[T]):
     - *roll_bytes*: the size at which a file is closed, and another one begun.
     - *roll_interval*: the age, as "10m", at which a file is closed when the next row comes. A barrier closes all files,
       so only one shorter than the checkpoint interval has an effect.
-    - *delivery*: "exactly_once"; "at_least_once": files appear at the barrier, and after a failure rows come again;
-      "at_most_once": a crash while files are published loses those that are not.
+    - *delivery*: "exactly_once"; "at_least_once": files appear at the barrier, and after a failure rows come again.
     """
 
     path: str | os.PathLike[str]
@@ -71,7 +62,7 @@ class FileSink(Sink[T]):
     partition_by: tuple[str, ...] = ()
     roll_bytes: Size = 128 << 20
     roll_interval: Duration | None = None
-    delivery: Delivery = "exactly_once"
+    delivery: StoreDelivery = "exactly_once"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))
@@ -85,7 +76,7 @@ class FileSink(Sink[T]):
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the folder and the options, and of the type for the format."""
-        yield from _path_problems(os.fspath(self.path))
+        yield from path_problems(os.fspath(self.path))
         if self.format not in FORMATS:
             yield f"format={self.format!r} must be one of {', '.join(map(repr, FORMATS))}"
         yield from size_problems(self.roll_bytes, "roll_bytes", least=ROLL_BYTES_MIN)
@@ -106,8 +97,8 @@ class FileSink(Sink[T]):
             if self.format == "avro":
                 avro_record(columns, "row")
             fields = fields_of(type_) if self.partition_by or typed else ()
-            schema.describe(type_)
-        except schema.UnsupportedType as error:
+            shape.describe(type_)
+        except shape.UnsupportedType as error:
             yield str(error)
             return
         yield from partitions.problems(self.partition_by, fields)
@@ -133,20 +124,19 @@ class FileSink(Sink[T]):
             "format": self.format,
             "partition_by": list(self.partition_by),
             "delivery": self.delivery,
-            "value": schema.describe(type_),
+            "value": shape.describe(type_),
         }
 
     # --- committer and writer ---------------------------------------------------------------------------------------
 
     @property
     def stages(self) -> bool:
-        """True unless it is at least once: at most once, the ledger entry precedes publication."""
-        return self.delivery != "at_least_once"
+        """Whether it is exactly once."""
+        return self.delivery == EXACTLY_ONCE
 
     def open_committer(self, context: CommitterContext) -> FilesCommitter:
         self._format(context.type)
-        place, first = self._place(context), self.delivery == "at_most_once"
-        return FilesCommitter(place, context.pipeline, context.sink, ledger_first=first)
+        return FilesCommitter(self._place(context), context.pipeline, context.sink)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """See `Writable`. Without a committer that cleans up after a crash, this does so."""
@@ -163,17 +153,13 @@ class FileSink(Sink[T]):
             Rolling(size=byte_count(self.roll_bytes), interval_ms=interval_ms),
             context.clients.clock,
         )
-        publish = partial(publish_all, place) if self.delivery == "at_least_once" else None
+        publish = None if self.stages else place.publish_all
         encoder = PartitionedEncoder(self._partition_fields(context.type), format_, os.fspath(self.path))
         return Opened(FilesWriter(context.sink, context.subtask, files, publish), encoder)
 
     def _place(self, context: CommitterContext | WriterContext, *, waits: bool = False) -> Place:
         """*waits*: its requests are repeated while the target is away."""
-        path, inner = os.fspath(self.path), hidden_folder(context.pipeline, context.sink)
-        if not is_url(path):
-            return LocalPlace(str(Path(path)), inner)
-        scheme, host, folder = parts_of(storage_url(path))
-        return (S3Place if scheme == "s3" else HdfsPlace)(host, folder, inner, waits=waits)
+        return Place(os.fspath(self.path), hidden_folder(context.pipeline, context.sink), waits=waits)
 
     def _partition_fields(self, type_: Any) -> list[RowField]:
         if not self.partition_by:
@@ -186,42 +172,19 @@ class FileSink(Sink[T]):
             return JsonLines(self._fields_of_lines(type_), _tag_of(type_))
         columns = [column for column in columns_of(type_) if column.field.name not in self.partition_by]
         if self.format == "avro":
-            return Avro(columns, schema.type_name(type_))
+            return Avro(columns, shape.type_name(type_))
         with needing("files", "pyarrow", f"FileSink({self.path!r}, format={self.format!r})"):
             from exactlyonce.sinks.files.parquet import Parquet
         return Parquet(columns)
 
     def _fields_of_lines(self, type_: Any) -> list[RowField] | None:
         """The fields of a line; None: all, as msgspec writes them. It would write an array for positional records."""
-        info: Any = inspect.type_info(type_)
-        positions = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
-        if not (positions or self.partition_by):
+        if not (shape.shape_of(type_).is_array or self.partition_by):
             return None
         return [field for field in fields_of(type_) if field.name not in self.partition_by]
 
 
 def _tag_of(type_: Any) -> dict[str, Any]:
     """The tag of a record's type on the wire."""
-    info: Any = inspect.type_info(type_)
-    name = getattr(info, "tag_field", None)
-    return {} if name is None else {name: info.tag}
-
-
-def _path_problems(path: str) -> Iterator[str]:
-    """The problems of a path; no URL is shown, for it may hold a password."""
-    scheme = path.partition("://")[0].lower()
-    if is_url(path) and scheme in ("s3", "hdfs"):
-        try:
-            storage_url(path, "path")
-        except ConfigError as error:
-            yield str(error).rstrip(".")
-    elif is_url(path) and scheme in ("s3a", "gs", "abfss"):
-        yield f"path: {scheme}:// cannot be written; /folder, s3://bucket/prefix and hdfs://host:port/folder can"
-    elif is_url(path):
-        yield f"path: {scheme}:// is an address: name the folder by its path, from / on"
-    elif not path.startswith("/"):
-        yield f"{path!r} must be the folder's path from / on: workers may run in another folder than this process"
-    elif "\x00" in path:
-        yield f"{path!r} has a NUL in it, which no path can have"
-    elif Path(path) == Path("/"):
-        yield "the root of the file system cannot be the folder: name one in it"
+    tag = shape.shape_of(type_).tag
+    return {} if tag is None else dict([tag])

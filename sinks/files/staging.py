@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.connectors.filestore.store import NewFile, WaitingFile
 from exactlyonce.sinks.files.format import EncodedPart, FileFormat, RowsFile
-from exactlyonce.sinks.files.layout import STAGED, StagedList, WaitingFile, WriterId, encode_staged
-from exactlyonce.sinks.files.place import NewFile, Place
+from exactlyonce.sinks.files.layout import STAGED, StagedList, WriterId, encode_staged
+from exactlyonce.sinks.files.place import Place
 
 GROUP_BYTES = 16 << 20
 """Rows of one folder in memory, before they are written together."""
@@ -146,8 +147,6 @@ class StagedFiles:
             self._close([folder])
 
     def _new(self, folder: str, since_ms: int) -> _OpenFile:
-        if not self._number:
-            self.place.begin(self.writer)
         self._number += 1
         file = self.place.new_file(self.writer, self._number, folder, self.format.suffix)
         return _OpenFile(since_ms, file, self.format.open(file))

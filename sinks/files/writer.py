@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.connectors.filestore.store import WaitingFile, WaitingFileGone
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, StoreError
 from exactlyonce.sinks.background import BackgroundWriter
 from exactlyonce.sinks.files.format import EncodedPart
-from exactlyonce.sinks.files.layout import KIND, StagedList, WaitingFile, encode_staged
-from exactlyonce.sinks.files.place import WaitingFileGone
+from exactlyonce.sinks.files.layout import KIND, StagedList, encode_staged
 from exactlyonce.sinks.files.staging import StagedFiles
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
@@ -20,7 +20,7 @@ BACKLOG_BYTES_MAX = 32 << 20
 
 
 class FilesWriter(BackgroundWriter):
-    """Stages files for `commits.of_stores`. With *publish* it publishes them itself, and there is no committable."""
+    """Stages files for `commits.stores`. With *publish* it publishes them itself, and there is no committable."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class FilesWriter(BackgroundWriter):
 
     def _explained(self, failure: BaseException) -> SinkFailed | None:
         place = self._files.place
-        if (why := place.explanation(failure)) is not None:
-            return SinkFailed(f"sink {self.sink!r} cannot write files: {why} Nothing is lost.")
+        if isinstance(failure, StorageUnavailable | ConfigError):
+            return SinkFailed(f"sink {self.sink!r} cannot write files: {failure} Nothing is lost.")
         if isinstance(failure, WaitingFileGone):
             return SinkFailed(
                 f"sink {self.sink!r} cannot publish files: {failure} is gone, so another program has removed it. Keep "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.sizes import Size, byte_count
 from exactlyonce.sinks.committer import Committer, CommitterContext
@@ -70,7 +70,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
             "catalog": self.catalog.get("name", "default"),
             "mode": self.mode,
             "key": list(self.key),
-            "value": schema.describe(type_),
+            "value": shape.describe(type_),
         }
 
     # --- committer and writer ---------------------------------------------------------------------------------------

@@ -42,13 +42,13 @@ from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.table.update import AssertTableUUID
 
 from exactlyonce.connectors import refusals
+from exactlyonce.connectors.filestore.local import local_path, sync
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
 from exactlyonce.sinks.lake.columns import matched
-from exactlyonce.sinks.lake.disk import local_path, sync
 from exactlyonce.sinks.lake.keyed import last_of_each, without
 from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
 from exactlyonce.sinks.lake.table import StagedInterval, changed, gone

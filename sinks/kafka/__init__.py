@@ -1,4 +1,4 @@
-"""The Kafka sink: its description, the writer of one subtask, and the pool of its transactional ids.
+"""The Kafka sink: its description, the writer of one subtask with its transactional ids, and an open transaction.
 
 The writer pre-commits; the protocol commits (`checkpoint.transactions`). May import what `sinks` may import.
 """

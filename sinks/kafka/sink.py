@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.manifest import TransactionalId
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.connectors.registry import check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, codec_for, require_finite
+from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, DeadLetterTarget
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.sink import Routes, Sink, mapped
-from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.values import codec_problems, holds_records, value_type
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -147,9 +147,8 @@ class KafkaSink(Sink[T], Generic[T]):
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
-        from exactlyonce.sinks.kafka.plain import PlainWriter
-        from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
-        from exactlyonce.sinks.kafka.writer import KafkaWriter
+        from exactlyonce.sinks.kafka.deferred import DeferredWriter
+        from exactlyonce.sinks.kafka.writer import KafkaWriter, PlainWriter, TransactionPool
 
         encoder = self.encoder(context.type, context.partitions)
         clock, producers = context.clients.clock, context.clients.producers(self.topic, context.partitioner)
@@ -160,7 +159,7 @@ class KafkaSink(Sink[T], Generic[T]):
             )  # fmt: skip
             return Opened(writer, encoder)
         plain = PlainWriter(sink=context.sink, topic=self.topic, producers=producers, clock=clock)
-        return Opened(plain if self.delivery == AT_LEAST_ONCE else DeferredWriter(plain, Outputs), encoder)
+        return Opened(plain if self.delivery == AT_LEAST_ONCE else DeferredWriter(plain), encoder)
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the topic and the functions, and of the type for the codec."""
@@ -457,3 +456,35 @@ def _encode_by(codec: Codec[Any]) -> Callable[[object], bytes | None]:
 
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, init=False)
+class DeadLetters(DeadLetterTarget):
+    """Writes records that cannot be processed to a topic, in the same checkpoint as the outputs of the others.
+
+    Give it as ``on_error=`` to a source, an operator or a sink; several may have the same topic.
+
+    - *max_per_checkpoint*: the number of dead letters of that source, operator or sink in one checkpoint, from 0 on.
+      With more the pipeline stops before the checkpoint, so that none of these is written; None: no limit.
+    - *max_share*: the same as a share of the checkpoint's input records, from 0 to 1. One letter is never too many.
+    - *create_partitions*: the partition count with which a missing topic is created; None makes that an error.
+    """
+
+    topic: str
+    limits: DeadLetterLimits
+    create_partitions: int | None
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        max_per_checkpoint: int | None = None,
+        max_share: float | None = None,
+        create_partitions: int | None = 4,
+    ) -> None:
+        object.__setattr__(self, "topic", topic)
+        object.__setattr__(self, "limits", DeadLetterLimits(max_per_checkpoint, max_share))
+        object.__setattr__(self, "create_partitions", create_partitions)
+
+    def sink(self) -> KafkaSink[DeadLetter]:
+        return KafkaSink(self.topic, value=BytesCodec(), create_partitions=self.create_partitions)

@@ -11,24 +11,32 @@ from typing import Any
 import pyarrow as pa
 
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.files.columns import Column, ColumnType, Fields, ListOf, MapOf, Scalar
+from exactlyonce.pipeline.shape import Form, Shape
+from exactlyonce.sinks.files.columns import Column, columns_of, plain
 from exactlyonce.sinks.files.parquet import Parquet
 
-_Predicate = Callable[[Any], bool]
 _is = pa.types
-_FITTING: Mapping[str, _Predicate] = {
-    "bool": _is.is_boolean,
-    "int": _is.is_signed_integer,
-    "float": lambda type_: _is.is_float32(type_) or _is.is_float64(type_),
-    "str": lambda type_: _is.is_string(type_) or _is.is_large_string(type_),
-    "bytes": lambda type_: _is.is_binary(type_) or _is.is_large_binary(type_) or _is.is_fixed_size_binary(type_),
-    "decimal": _is.is_decimal,
-    "instant": lambda type_: _is.is_timestamp(type_) and type_.tz is not None,
-    "local": lambda type_: _is.is_timestamp(type_) and type_.tz is None,
-    "date": _is.is_date32,
-    "time": _is.is_time64,
+
+
+def _is_text(type_: Any) -> bool:
+    return bool(_is.is_string(type_) or _is.is_large_string(type_))
+
+
+_FITTING: Mapping[Form, Callable[[Any], bool]] = {
+    Form.BOOL: _is.is_boolean,
+    Form.INT: _is.is_signed_integer,
+    Form.FLOAT: lambda type_: _is.is_float32(type_) or _is.is_float64(type_),
+    Form.STR: _is_text,
+    Form.UUID: _is_text,
+    Form.BYTES: lambda type_: _is.is_binary(type_) or _is.is_large_binary(type_) or _is.is_fixed_size_binary(type_),
+    Form.DECIMAL: _is.is_decimal,
+    Form.DATETIME: _is.is_timestamp,
+    Form.DATE: _is.is_date32,
+    Form.TIME: _is.is_time64,
+    Form.LIST: lambda type_: _is.is_list(type_) or _is.is_large_list(type_),
+    Form.DICT: _is.is_map,
+    Form.RECORD: _is.is_struct,
 }
-_SHOWN = {"instant": "datetime", "local": "datetime without a time zone"}
 
 
 class TableRows:
@@ -54,38 +62,42 @@ def matched(columns: Sequence[Column], schema: Any, table: str) -> Any:
             problems.append(f"its column {field.name!r} is required, and no field has that name: add one")
     for column in columns:
         if column.field.name in schema.names:
-            problems += _mismatches(column.type, schema.field(column.field.name).type, column.field.name)
+            problems += _mismatches(column.shape, schema.field(column.field.name).type, column.field.name)
     if problems:
         raise StoreError(f"Table {table} does not fit the records: {'; '.join(problems)}.")
     return pa.schema([schema.field(column.field.name) for column in columns])
 
 
-def _mismatches(type_: ColumnType, arrow: Any, where: str) -> Iterator[str]:
-    match type_:
-        case Scalar(name):
-            if not _FITTING[name](arrow):
-                shown = _SHOWN.get(name, name)
-                yield f"its column {where!r} is {arrow}, and the field is {shown}: change the type of one of them"
-        case ListOf(item, nullable) if _is.is_list(arrow) or _is.is_large_list(arrow):
-            yield from _inner(item, nullable, arrow.value_field, f"{where} (item)")
-        case MapOf(key, value, nullable) if _is.is_map(arrow):
+def _mismatches(shape: Shape, arrow: Any, where: str) -> Iterator[str]:
+    shape = plain(shape)
+    if not _FITTING[shape.form](arrow) or (shape.form is Form.DATETIME and shape.tz != (arrow.tz is not None)):
+        yield f"its column {where!r} is {arrow}, and the field is {_shown(shape)}: change the type of one of them"
+        return
+    match shape.form:
+        case Form.LIST:
+            yield from _inner(shape.parts[0], shape.parts[0].nullable, arrow.value_field, f"{where} (item)")
+        case Form.DICT:
+            key, value = shape.parts
             yield from _mismatches(key, arrow.key_type, f"{where} (key)")
-            yield from _inner(value, nullable, arrow.item_field, f"{where} (value)")
-        case Fields(columns) if _is.is_struct(arrow):
-            yield from _struct_mismatches(columns, {field.name: field for field in arrow}, where)
-        case _:
-            kind = {ListOf: "a list", MapOf: "a dict", Fields: "a record"}[type(type_)]
-            yield f"its column {where!r} is {arrow}, and the field is {kind}: change the type of one of them"
+            yield from _inner(value, value.nullable, arrow.item_field, f"{where} (value)")
+        case Form.RECORD:
+            yield from _struct_mismatches(columns_of(shape.type), {field.name: field for field in arrow}, where)
 
 
-def _inner(type_: ColumnType, nullable: bool, field: Any, where: str) -> Iterator[str]:
+def _shown(shape: Shape) -> str:
+    if shape.form in (Form.LIST, Form.DICT, Form.RECORD):
+        return f"a {shape.form.value}"
+    return "datetime without a time zone" if shape.tz is False else shape.form.value
+
+
+def _inner(shape: Shape, nullable: bool, field: Any, where: str) -> Iterator[str]:
     """Those of a value within a value, which no check of whole columns sees."""
     if nullable and not field.nullable:
         yield f"its column {where!r} is required, and the field admits None: give it a type without None"
     if _is.is_float32(field.type):
         yield f"its column {where!r} is {field.type}, which would round the field: make it double"
     else:
-        yield from _mismatches(type_, field.type, where)
+        yield from _mismatches(shape, field.type, where)
 
 
 def _struct_mismatches(columns: Sequence[Column], fields: Mapping[str, Any], where: str) -> Iterator[str]:
@@ -95,7 +107,7 @@ def _struct_mismatches(columns: Sequence[Column], fields: Mapping[str, Any], whe
         if column.field.name not in fields:
             yield f"it has no column {inner!r}: add it, or leave the field out"
         else:
-            yield from _inner(column.type, column.field.nullable, fields[column.field.name], inner)
+            yield from _inner(column.shape, column.field.nullable, fields[column.field.name], inner)
     for name, field in fields.items():
         if name not in names and not field.nullable:
             yield f"its column {where}.{name!r} is required, and no field has that name: add one"

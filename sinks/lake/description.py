@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
@@ -55,7 +55,7 @@ class LakeSink(Sink[T]):
         if type_ is not UNKNOWN:
             try:
                 columns_of(type_)
-            except schema.UnsupportedType as error:
+            except shape.UnsupportedType as error:
                 yield str(error)
             else:
                 yield from row_problems(type_, self.key) if not wrong else ()

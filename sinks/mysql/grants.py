@@ -7,10 +7,8 @@ from typing import Any
 
 from exactlyonce.connectors.mysql.session import quoted
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
-from exactlyonce.sinks.mysql.prepared import CREATE_PREPARED, PREPARED_RIGHTS
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.mysql.store import CREATE_LEDGER, LEDGER_RIGHTS, RIGHTS
-from exactlyonce.sinks.prepared.store import TABLE as PREPARED
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 
 
@@ -22,7 +20,3 @@ def statements(sink: MySQLSink[Any], user: str, *, creates: bool) -> Iterator[st
     if sink.delivery == EXACTLY_ONCE:
         yield f"{CREATE_LEDGER};"
         yield f"GRANT {LEDGER_RIGHTS} ON {LEDGER} TO {grantee};"
-    if sink.commit == sink.prepares:
-        yield f"{CREATE_PREPARED};"
-        yield f"GRANT {PREPARED_RIGHTS} ON {PREPARED} TO {grantee};"
-        yield f"-- MySQL, not MariaDB: GRANT XA_RECOVER_ADMIN ON *.* TO {grantee};"

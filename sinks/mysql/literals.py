@@ -23,8 +23,9 @@ import msgspec
 
 from exactlyonce.connectors.mysql.session import quoted
 from exactlyonce.pipeline.codec import require_finite
+from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.mysql.table import MySQLColumn
-from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField
+from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, kind_name
 
 ROW_END = ",\f"
 YEAR_MIN = 1000
@@ -71,7 +72,7 @@ class MySQLRowEncoder:
 
 def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], columns: Mapping[str, MySQLColumn]) -> str:
     """The comment before each row, equal only for rows of the same fields, mode and columns."""
-    meanings = [(field.name, field.kind.value, columns[field.name].meaning) for field in fields]
+    meanings = [(field.name, kind_name(field.kind), columns[field.name].meaning) for field in fields]
     return f"/*{sha256(msgspec.json.encode((mode, key, meanings))).hexdigest()[:8]}*/"
 
 
@@ -95,26 +96,26 @@ def key_template(names: Sequence[str]) -> str:
     return f"({' AND '.join(f'{name}=%s' for name in escaped)})"
 
 
-def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal:
-    if kind is FieldKind.UUID:
+def _literal_of(kind: Form, column: MySQLColumn, depth_max: int) -> Literal:
+    if kind is Form.UUID:
         return _UUIDS.get(column.data_type, _uuid_as_text)
-    if kind is FieldKind.DATETIME:
+    if kind is Form.DATETIME:
         return _timestamps(column) if column.data_type == "timestamp" else _datetimes(column)
-    if kind in (FieldKind.JSON, FieldKind.LIST):
+    if kind in (Form.ANY, Form.LIST):
         return _documents(column, depth_max)
-    if kind is FieldKind.INT and column.data_type == "decimal":
+    if kind is Form.INT and column.data_type == "decimal":
         decimals = _decimals(column)
         return lambda value: decimals(Decimal(value))
-    literals: dict[FieldKind, Callable[[MySQLColumn], Literal]] = {
-        FieldKind.BOOL: lambda _: lambda value: "1" if value else "0",
-        FieldKind.INT: _integers,
-        FieldKind.FLOAT: _doubles,
-        FieldKind.STR: _texts,
-        FieldKind.BYTES: _binaries,
-        FieldKind.DECIMAL: _decimals,
-        FieldKind.DATE: lambda _: _date,
-        FieldKind.TIME: _times,
-        FieldKind.TIMEDELTA: _intervals,
+    literals: dict[Form, Callable[[MySQLColumn], Literal]] = {
+        Form.BOOL: lambda _: lambda value: "1" if value else "0",
+        Form.INT: _integers,
+        Form.FLOAT: _doubles,
+        Form.STR: _texts,
+        Form.BYTES: _binaries,
+        Form.DECIMAL: _decimals,
+        Form.DATE: lambda _: _date,
+        Form.TIME: _times,
+        Form.TIMEDELTA: _intervals,
     }
     return literals[kind](column)
 

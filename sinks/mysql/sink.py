@@ -7,13 +7,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.mysql.address import CLIENT, MySQLAddress
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up, shown_reference
-from exactlyonce.sinks.prepared.store import PreparingStore
+from exactlyonce.sinks.sql.fields import kind_name
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.sql.table import row_fields
 from exactlyonce.sinks.write_ahead.store import Store
@@ -34,12 +34,10 @@ class MySQLSink(TableSink[T], Generic[T]):
       record of a key wins; "delete" removes the row with its key.
     - *key*: the columns by which an upsert or a delete finds a row; "append" has none.
     - *create*: whether the table is created if it is missing.
-    - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
-    - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "xa": in prepared
-      transactions of the server, for *mode* "append" alone.
+    - *delivery*: "exactly_once", or by choice "at_least_once".
+    - *commit*: "write_ahead" alone: rows wait in the checkpoint topic until their checkpoint is decided.
     """
 
-    prepares: ClassVar[str] = "xa"
     place_kind: ClassVar[str] = "database"
 
     table: str
@@ -48,8 +46,8 @@ class MySQLSink(TableSink[T], Generic[T]):
     mode: Literal["append", "upsert", "delete"] = "append"
     key: tuple[str, ...] = ()
     create: bool = False
-    delivery: Delivery = "exactly_once"
-    commit: Literal["write_ahead", "xa"] = "write_ahead"
+    delivery: StoreDelivery = "exactly_once"
+    commit: Literal["write_ahead"] = "write_ahead"
 
     def __repr__(self) -> str:
         shown = f"MySQLSink({self.table!r}, mode={self.mode!r}, key={self.key!r}, delivery={self.delivery!r})"
@@ -80,7 +78,7 @@ class MySQLSink(TableSink[T], Generic[T]):
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the columns, without the server."""
-        columns = [[field.name, field.kind.value] for field in row_fields(type_, self.mode, self.key)]
+        columns = [[field.name, kind_name(field.kind)] for field in row_fields(type_, self.mode, self.key)]
         return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
 
     def address(self) -> MySQLAddress:
@@ -99,11 +97,6 @@ class MySQLSink(TableSink[T], Generic[T]):
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
             from exactlyonce.sinks.mysql.store import MySQLStore
         return MySQLStore(self, type_)
-
-    def preparing_store(self, type_: Any) -> PreparingStore:
-        with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
-            from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
-        return PreparingMySQLStore(self, type_)
 
 
 def _identifier_problem(name: object) -> str | None:

@@ -8,7 +8,8 @@ import msgspec
 
 from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.sql.fields import FieldKind, RowField
+from exactlyonce.pipeline.shape import Form
+from exactlyonce.sinks.sql.fields import RowField, kind_name
 from exactlyonce.sinks.sql.table import TableColumn
 
 ENGINE = "InnoDB"
@@ -19,40 +20,40 @@ _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _DOCUMENTS = ("json", *_TEXTS[1:])
-TAKES: Mapping[FieldKind, tuple[str, ...]] = {
-    FieldKind.BOOL: _INTEGERS,
-    FieldKind.INT: (*_INTEGERS, "decimal"),
-    FieldKind.FLOAT: ("double",),
-    FieldKind.STR: _TEXTS,
-    FieldKind.BYTES: _BYTES,
-    FieldKind.DECIMAL: ("decimal",),
-    FieldKind.DATETIME: ("datetime", "timestamp"),
-    FieldKind.DATE: ("date",),
-    FieldKind.TIME: ("time",),
-    FieldKind.TIMEDELTA: ("time",),
-    FieldKind.UUID: ("uuid", "char", "varchar", "binary"),
-    FieldKind.JSON: _DOCUMENTS,
-    FieldKind.LIST: _DOCUMENTS,
+TAKES: Mapping[Form, tuple[str, ...]] = {
+    Form.BOOL: _INTEGERS,
+    Form.INT: (*_INTEGERS, "decimal"),
+    Form.FLOAT: ("double",),
+    Form.STR: _TEXTS,
+    Form.BYTES: _BYTES,
+    Form.DECIMAL: ("decimal",),
+    Form.DATETIME: ("datetime", "timestamp"),
+    Form.DATE: ("date",),
+    Form.TIME: ("time",),
+    Form.TIMEDELTA: ("time",),
+    Form.UUID: ("uuid", "char", "varchar", "binary"),
+    Form.ANY: _DOCUMENTS,
+    Form.LIST: _DOCUMENTS,
 }
 """By kind of field: the types of columns that keep every value as it is, or refuse it."""
-CREATED: Mapping[FieldKind, str] = {
-    FieldKind.BOOL: "BOOLEAN",
-    FieldKind.INT: "BIGINT",
-    FieldKind.FLOAT: "DOUBLE",
-    FieldKind.STR: "LONGTEXT CHARACTER SET utf8mb4 COLLATE {text}",
-    FieldKind.BYTES: "LONGBLOB",
-    FieldKind.DECIMAL: "DECIMAL(65,30)",
-    FieldKind.DATETIME: "DATETIME(6)",
-    FieldKind.DATE: "DATE",
-    FieldKind.TIME: "TIME(6)",
-    FieldKind.TIMEDELTA: "TIME(6)",
-    FieldKind.UUID: "CHAR(36) CHARACTER SET ascii COLLATE ascii_bin",
-    FieldKind.JSON: "JSON",
-    FieldKind.LIST: "JSON",
+CREATED: Mapping[Form, str] = {
+    Form.BOOL: "BOOLEAN",
+    Form.INT: "BIGINT",
+    Form.FLOAT: "DOUBLE",
+    Form.STR: "LONGTEXT CHARACTER SET utf8mb4 COLLATE {text}",
+    Form.BYTES: "LONGBLOB",
+    Form.DECIMAL: "DECIMAL(65,30)",
+    Form.DATETIME: "DATETIME(6)",
+    Form.DATE: "DATE",
+    Form.TIME: "TIME(6)",
+    Form.TIMEDELTA: "TIME(6)",
+    Form.UUID: "CHAR(36) CHARACTER SET ascii COLLATE ascii_bin",
+    Form.ANY: "JSON",
+    Form.LIST: "JSON",
 }
 _CREATED_IN_KEY = {
-    FieldKind.STR: "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE {text}",
-    FieldKind.BYTES: "VARBINARY(255)",
+    Form.STR: "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE {text}",
+    Form.BYTES: "VARBINARY(255)",
 }
 _EXACT_COLLATIONS = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin", "utf8mb4_bin")
 """Those of MariaDB, of MySQL, and of old servers, which ignore blanks at the end: only equal keys are one."""
@@ -168,12 +169,12 @@ def table_problems(
 def type_problem(table: str, field: RowField, column: MySQLColumn) -> str | None:
     """The reason why a column of *table* cannot take a field, with its remedy."""
     alter = f"ALTER TABLE {quoted(table)} MODIFY {quoted(column.name)}"
-    if column.data_type not in TAKES[field.kind] or (field.kind is FieldKind.UUID and not _holds_uuid(column)):
+    if column.data_type not in TAKES[field.kind] or (field.kind is Form.UUID and not _holds_uuid(column)):
         takes = ", ".join(type_.upper() for type_ in TAKES[field.kind])
         created = CREATED[field.kind].format(text=_EXACT_COLLATIONS[-1])
         return (
-            f"its column {column.name!r} is {column.type}, and a field of {field.kind.value} needs one of {takes}: "
-            f"{alter} {created}"
+            f"its column {column.name!r} is {column.type}, and a field of {kind_name(field.kind)} needs one of "
+            f"{takes}: {alter} {created}"
         )
     if column.data_type == "double" and column.scale is not None:
         double = "DOUBLE UNSIGNED" if column.unsigned else "DOUBLE"

@@ -5,40 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 
+from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.postgres import copy_text
 from exactlyonce.sinks.postgres.copy_text import Texts
-from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField
+from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, kind_name
 from exactlyonce.sinks.sql.table import TableColumn
 
-WANTED: Mapping[FieldKind, str] = {
-    FieldKind.BOOL: "boolean",
-    FieldKind.INT: "bigint, integer, smallint or numeric",
-    FieldKind.FLOAT: "double precision or real",
-    FieldKind.STR: "text, varchar, char, citext or an enum",
-    FieldKind.BYTES: "bytea",
-    FieldKind.DECIMAL: "numeric",
-    FieldKind.DATETIME: "timestamp with time zone, or without",
-    FieldKind.DATE: "date",
-    FieldKind.TIME: "time without time zone",
-    FieldKind.TIMEDELTA: "interval, without restricted fields",
-    FieldKind.UUID: "uuid",
-    FieldKind.JSON: "jsonb or json",
-    FieldKind.LIST: "an array, jsonb or json",
+WANTED: Mapping[Form, str] = {
+    Form.BOOL: "boolean",
+    Form.INT: "bigint, integer, smallint or numeric",
+    Form.FLOAT: "double precision or real",
+    Form.STR: "text, varchar, char, citext or an enum",
+    Form.BYTES: "bytea",
+    Form.DECIMAL: "numeric",
+    Form.DATETIME: "timestamp with time zone, or without",
+    Form.DATE: "date",
+    Form.TIME: "time without time zone",
+    Form.TIMEDELTA: "interval, without restricted fields",
+    Form.UUID: "uuid",
+    Form.ANY: "jsonb or json",
+    Form.LIST: "an array, jsonb or json",
 }
 """By kind: the types that take it, for errors."""
-CREATED: Mapping[FieldKind, str] = {
-    FieldKind.BOOL: "boolean",
-    FieldKind.INT: "bigint",
-    FieldKind.FLOAT: "double precision",
-    FieldKind.STR: "text",
-    FieldKind.BYTES: "bytea",
-    FieldKind.DECIMAL: "numeric",
-    FieldKind.DATETIME: "timestamp with time zone",
-    FieldKind.DATE: "date",
-    FieldKind.TIME: "time",
-    FieldKind.TIMEDELTA: "interval",
-    FieldKind.UUID: "uuid",
-    FieldKind.JSON: "jsonb",
+CREATED: Mapping[Form, str] = {
+    Form.BOOL: "boolean",
+    Form.INT: "bigint",
+    Form.FLOAT: "double precision",
+    Form.STR: "text",
+    Form.BYTES: "bytea",
+    Form.DECIMAL: "numeric",
+    Form.DATETIME: "timestamp with time zone",
+    Form.DATE: "date",
+    Form.TIME: "time",
+    Form.TIMEDELTA: "interval",
+    Form.UUID: "uuid",
+    Form.ANY: "jsonb",
 }
 """By kind: the type of a column that is created. A list is an array of its items' type."""
 
@@ -69,7 +70,7 @@ def type_problem(field: RowField, column: PostgresColumn) -> str | None:
     if _texts(field, column) is not None:
         return None
     wanted = WANTED[field.kind]
-    return f"its column {column.name!r} is {column.type}, and the field is {field.kind.value}: make it {wanted}"
+    return f"its column {column.name!r} is {column.type}, and the field is {kind_name(field.kind)}: make it {wanted}"
 
 
 def meaning(column: PostgresColumn) -> tuple[str, bool, int]:
@@ -107,46 +108,46 @@ def _texts(field: RowField, column: PostgresColumn) -> Texts | None:
     if column.array:
         items = None if field.item is None else _scalar(field.item, column)
         return None if items is None else copy_text.arrays(items)
-    if field.kind in (FieldKind.JSON, FieldKind.LIST):
+    if field.kind in (Form.ANY, Form.LIST):
         return copy_text.json_text(column.base == "jsonb") if column.base in ("json", "jsonb") else None
     return _scalar(field.kind, column)
 
 
-def _scalar(kind: FieldKind, column: PostgresColumn) -> Texts | None:
+def _scalar(kind: Form, column: PostgresColumn) -> Texts | None:
     """The texts of one scalar kind for a column's type; None if the column does not take it."""
     base, modifier = column.base, column.modifier
-    if kind is FieldKind.INT and base in _INTEGERS:
+    if kind is Form.INT and base in _INTEGERS:
         return copy_text.integers(-(1 << _INTEGERS[base]), (1 << _INTEGERS[base]) - 1)
-    if kind in (FieldKind.INT, FieldKind.DECIMAL) and base == "numeric":
+    if kind in (Form.INT, Form.DECIMAL) and base == "numeric":
         return _numeric(kind, modifier)
-    if kind is FieldKind.STR and column.labels:
+    if kind is Form.STR and column.labels:
         return copy_text.labels(column.labels)
-    if kind is FieldKind.STR and base in ("text", "varchar", "bpchar", "citext"):
+    if kind is Form.STR and base in ("text", "varchar", "bpchar", "citext"):
         return copy_text.strings(modifier - 4 if modifier >= 4 else None, padded=base == "bpchar")
-    if kind is FieldKind.DATETIME and base in ("timestamp", "timestamptz"):
+    if kind is Form.DATETIME and base in ("timestamp", "timestamptz"):
         return copy_text.timestamps(base == "timestamptz", modifier if modifier >= 0 else 6)
-    if kind is FieldKind.TIME and base == "time":
+    if kind is Form.TIME and base == "time":
         return copy_text.times(modifier if modifier >= 0 else 6)
-    if kind is FieldKind.TIMEDELTA and base == "interval" and modifier < 0:
+    if kind is Form.TIMEDELTA and base == "interval" and modifier < 0:
         return copy_text.intervals
     return _UNRESTRICTED.get((kind, base))
 
 
-_UNRESTRICTED: Mapping[tuple[FieldKind, str], Texts] = {
-    (FieldKind.BOOL, "bool"): copy_text.booleans,
-    (FieldKind.FLOAT, "float8"): copy_text.doubles,
-    (FieldKind.FLOAT, "float4"): copy_text.reals,
-    (FieldKind.BYTES, "bytea"): copy_text.binary,
-    (FieldKind.DATE, "date"): copy_text.dates,
-    (FieldKind.UUID, "uuid"): copy_text.uuids,
+_UNRESTRICTED: Mapping[tuple[Form, str], Texts] = {
+    (Form.BOOL, "bool"): copy_text.booleans,
+    (Form.FLOAT, "float8"): copy_text.doubles,
+    (Form.FLOAT, "float4"): copy_text.reals,
+    (Form.BYTES, "bytea"): copy_text.binary,
+    (Form.DATE, "date"): copy_text.dates,
+    (Form.UUID, "uuid"): copy_text.uuids,
 }
 
 
-def _numeric(kind: FieldKind, modifier: int) -> Texts:
+def _numeric(kind: Form, modifier: int) -> Texts:
     """The texts for numeric(precision, scale), which the catalogue keeps as one number."""
     if modifier < 4:
         bound = 10**_DIGITS_MAX - 1
-        return copy_text.integers(-bound, bound) if kind is FieldKind.INT else copy_text.decimals(None, 0)
+        return copy_text.integers(-bound, bound) if kind is Form.INT else copy_text.decimals(None, 0)
     precision, scale = (modifier - 4) >> 16 & 0xFFFF, ((modifier - 4) & 0x7FF ^ 1024) - 1024
     texts = copy_text.decimals(precision, scale)
-    return texts if kind is FieldKind.DECIMAL else lambda values: texts(list(map(Decimal, values)))
+    return texts if kind is Form.DECIMAL else lambda values: texts(list(map(Decimal, values)))

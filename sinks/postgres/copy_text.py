@@ -20,7 +20,8 @@ from uuid import UUID
 import msgspec
 
 from exactlyonce.pipeline.codec import require_finite
-from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField, shown
+from exactlyonce.pipeline.shape import Form
+from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, kind_name, shown
 
 MARK_BYTES = 8
 """ASCII characters before each line."""
@@ -47,7 +48,7 @@ class CopyEncoder:
         self._mark = mark
         self._indexed = [
             column for column in columns
-            if column.field.name in indexed and column.field.kind in (FieldKind.STR, FieldKind.BYTES)
+            if column.field.name in indexed and column.field.kind in (Form.STR, Form.BYTES)
         ]  # fmt: skip
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
@@ -77,7 +78,7 @@ def _size(value: str | bytes) -> int:
 
 def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], meanings: Sequence[Any]) -> str:
     """The mark of lines for these columns, each with its `column_types.meaning`, in this mode."""
-    kinds = [(field.name, field.kind.value, field.item.value if field.item else "") for field in fields]
+    kinds = [(field.name, kind_name(field.kind), kind_name(field.item) if field.item else "") for field in fields]
     return sha256(msgspec.json.encode(("copy text 2", mode, key, kinds, meanings))).hexdigest()[:MARK_BYTES]
 
 

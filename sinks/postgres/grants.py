@@ -10,7 +10,6 @@ from psycopg import sql
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.sinks.postgres.catalogue import RIGHTS
-from exactlyonce.sinks.postgres.prepared import prepared_table
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.postgres.store import ledger_table
 
@@ -30,9 +29,6 @@ def statements(sink: PostgresSink[Any], user: str, *, creates: bool) -> Iterator
     if not creates:
         yield f"GRANT {', '.join(RIGHTS[sink.mode])} ON {target} TO {role};"
     if sink.delivery == EXACTLY_ONCE:
-        never_opened = PostgresConnection(sink.dsn, Limits())
-        own = [ledger_table(never_opened, schema)]
-        own += [prepared_table(never_opened, schema)] if sink.commit == sink.prepares else []
-        for made in own:
-            yield f"{made.statement};"
-            yield f"{made.grant(role)};"
+        ledger = ledger_table(PostgresConnection(sink.dsn, Limits()), schema)  # the connection is never opened
+        yield f"{ledger.statement};"
+        yield f"{ledger.grant(role)};"

@@ -7,14 +7,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.postgres.dsn import has_password
-from exactlyonce.pipeline import schema
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, shown_reference
-from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import Store
 
@@ -35,14 +34,12 @@ class PostgresSink(TableSink[T], Generic[T]):
     - *mode*: "append" inserts each record, and has no *key*; "upsert" inserts or updates the row that has the record's
       *key*, for which the table needs a unique index; "delete" deletes the rows that have it.
     - *create*: create the table if it is missing, with the fields of the record's type as its columns.
-    - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "prepared": in
-      prepared transactions of the server, for *mode* "append" alone.
-    - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
+    - *commit*: "write_ahead" alone: rows wait in the checkpoint topic until their checkpoint is decided.
+    - *delivery*: "exactly_once", or by choice "at_least_once".
     - *answer_timeout*: the time limit of one statement, with a second more for each MiB of rows; after it the server
       counts as away. Make it longer if triggers or indexes are slow.
     """
 
-    prepares: ClassVar[str] = "prepared"
     place_kind: ClassVar[str] = "schema"
 
     table: str
@@ -52,8 +49,8 @@ class PostgresSink(TableSink[T], Generic[T]):
     key: tuple[str, ...] = ()
     create: bool = False
     schema: str | None = None
-    commit: Literal["write_ahead", "prepared"] = "write_ahead"
-    delivery: Delivery = "exactly_once"
+    commit: Literal["write_ahead"] = "write_ahead"
+    delivery: StoreDelivery = "exactly_once"
     answer_timeout: Duration = "30s"
 
     @property
@@ -94,7 +91,7 @@ class PostgresSink(TableSink[T], Generic[T]):
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the type's schema, without the database."""
         described = {"sink": "postgres", "table": self.full_name, "mode": self.mode, "key": list(self.key)}
-        return described | {"row": schema.describe(type_)}
+        return described | {"row": shape.describe(type_)}
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce. Without *schema* the table's is `public`."""
@@ -108,8 +105,3 @@ class PostgresSink(TableSink[T], Generic[T]):
         with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
             from exactlyonce.sinks.postgres.store import PostgresStore  # psycopg is an extra
         return PostgresStore(self, type_)
-
-    def preparing_store(self, type_: Any) -> PreparingStore:
-        with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
-            from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
-        return PreparingPostgresStore(self, type_)

@@ -9,16 +9,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from msgspec import inspect
-
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem, shown_reference
+from exactlyonce.pipeline.shape import Form
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
@@ -71,7 +70,7 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
     hash_tag: str | None = None
     durable: bool = True
     part_rows: int = 10_000
-    delivery: Delivery = "exactly_once"
+    delivery: StoreDelivery = "exactly_once"
 
     @property
     def needs_type(self) -> bool:
@@ -122,7 +121,7 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         elif held is not UNKNOWN and not _has_fields(held):
             hint = "; or give value=, which makes it the field `value`" if self.kind == "stream" else ""
             yield (
-                f"kind={self.kind!r} writes the fields of a record, and the stream is of {schema.type_name(held)}: "
+                f"kind={self.kind!r} writes the fields of a record, and the stream is of {shape.type_name(held)}: "
                 f"use a msgspec Struct, a dataclass, a NamedTuple, a TypedDict or a dict[str, ...]{hint}"
             )
 
@@ -173,23 +172,20 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
 
 def _described(type_: Any) -> Any:
     try:
-        return schema.describe(value_type(type_))
-    except schema.UnsupportedType:
-        return schema.type_name(type_)
+        return shape.describe(value_type(type_))
+    except shape.UnsupportedType:
+        return shape.type_name(type_)
 
 
 def _has_fields(type_: Any) -> bool:
     """Whether all alternatives of the type have named fields."""
     try:
-        info = inspect.type_info(type_)
-    except (TypeError, NameError, AttributeError):
+        members = shape.shape_of(type_).members
+    except shape.UnsupportedType:
         return False
-    alternatives = info.types if isinstance(info, inspect.UnionType) else (info,)
-    named = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
     return all(
-        isinstance(type_, named)
-        or (isinstance(type_, inspect.DictType) and isinstance(type_.key_type, inspect.StrType))
-        for type_ in alternatives
+        member.form is Form.RECORD or (member.form is Form.DICT and member.parts[0].form is Form.STR)
+        for member in members
     )
 
 

@@ -58,7 +58,7 @@ class RedisStore:
         self._part_rows = part_rows
 
     def check(self) -> None:
-        """See `LedgerStore`: the server must be durable, and the user may write. Creates nothing."""
+        """See `Store`: the server must be durable, and the user may write. Creates nothing."""
         about = _parsed(self._server.command("INFO"))
         if about.get("loading") == "1":  # INFO answers all the same, and says of the log of writes that it is off
             raise self._server.away("LOADING")
@@ -87,11 +87,11 @@ class RedisStore:
         return _ledger_of(self._server.command("HGETALL", self._ledger_key(pipeline, sink)))
 
     def encoder(self) -> RedisEncoder:
-        """See `LedgerStore`; the server is not asked."""
+        """See `Store`; the server is not asked."""
         return self._encoder
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
-        """See `LedgerStore`. Scripts run one by one: an apply that comes later finds another ledger than was judged."""
+        """See `Store`. Scripts run one by one: an apply that comes later finds another ledger than was judged."""
         ledger = SinkLedger()
         while True:
             fenced = ledger.fenced(pipeline, sink, incarnation, origin)

@@ -10,70 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any, get_origin
 from uuid import UUID
 
 import msgspec
-from msgspec import inspect
 
-from exactlyonce.pipeline import hints, schema
+from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.shape import Field, Form, Shape, UnsupportedType, describe, shape_of, type_name
 
-
-class FieldKind(Enum):
-    """The family of a field's values; each database has its column types for it."""
-
-    BOOL = "bool"
-    INT = "int"
-    FLOAT = "float"
-    STR = "str"
-    BYTES = "bytes"
-    DECIMAL = "Decimal"
-    DATETIME = "datetime"
-    DATE = "date"
-    TIME = "time"
-    TIMEDELTA = "timedelta"
-    UUID = "UUID"
-    JSON = "JSON"
-    """Dicts, nested records, lists, values of more than one kind, as msgspec writes them."""
-    LIST = "list"
-    """Lists of scalars, whose kind is `RowField.item`; JSON in a database without arrays."""
-
-
-EXACT: Mapping[FieldKind, frozenset[type]] = {
-    FieldKind.BOOL: frozenset({bool}),
-    FieldKind.INT: frozenset({int}),
-    FieldKind.FLOAT: frozenset({float}),
-    FieldKind.STR: frozenset({str}),
-    FieldKind.BYTES: frozenset({bytes}),
-    FieldKind.DECIMAL: frozenset({Decimal}),
-    FieldKind.DATETIME: frozenset({datetime}),
-    FieldKind.DATE: frozenset({date}),
-    FieldKind.TIME: frozenset({time}),
-    FieldKind.TIMEDELTA: frozenset({timedelta}),
-    FieldKind.UUID: frozenset({UUID}),
+CLASSES: Mapping[Form, type] = {
+    Form.BOOL: bool,
+    Form.INT: int,
+    Form.FLOAT: float,
+    Form.STR: str,
+    Form.BYTES: bytes,
+    Form.DECIMAL: Decimal,
+    Form.DATETIME: datetime,
+    Form.DATE: date,
+    Form.TIME: time,
+    Form.TIMEDELTA: timedelta,
+    Form.UUID: UUID,
 }
-"""By kind: the classes of its values. JSON takes any class; lists are checked one by one."""
-
-_KINDS: Mapping[type[inspect.Type], FieldKind] = {
-    inspect.BoolType: FieldKind.BOOL,
-    inspect.IntType: FieldKind.INT,
-    inspect.FloatType: FieldKind.FLOAT,
-    inspect.StrType: FieldKind.STR,
-    inspect.BytesType: FieldKind.BYTES,
-    inspect.ByteArrayType: FieldKind.BYTES,
-    inspect.MemoryViewType: FieldKind.BYTES,
-    inspect.DecimalType: FieldKind.DECIMAL,
-    inspect.DateTimeType: FieldKind.DATETIME,
-    inspect.DateType: FieldKind.DATE,
-    inspect.TimeType: FieldKind.TIME,
-    inspect.TimeDeltaType: FieldKind.TIMEDELTA,
-    inspect.UUIDType: FieldKind.UUID,
-}
-_LISTS = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.FrozenSetType)
-_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType, inspect.TypedDictType)
+"""By form: the class of a scalar's values."""
 
 
 class RowField(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,13 +41,16 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """The column's: the field's name on the wire."""
-    kind: FieldKind
+    kind: Form
+    """A scalar; LIST of scalars, whose kind is *item*; or ANY: dicts, nested records, lists, values of more than one
+    kind, as JSON of msgspec. Each database has its column types for it."""
     nullable: bool
     """Whether the type admits None, or an absent field; None is then NULL."""
-    item: FieldKind | None = None
-    """The kind of a list's values; None: they are of no one scalar kind."""
+    item: Form | None = None
+    """The kind of a list's values."""
     get: Callable[[Any], Any]
     """Gets the field of a record."""
+    shape: Shape
 
     def values(self, records: Sequence[Any]) -> list[Any]:
         """The field of each record: None, or of exactly the classes of its kind; `TypeError` for any other."""
@@ -95,23 +58,31 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
             values = list(map(self.get, records))
         except (AttributeError, KeyError, TypeError) as error:
             raise TypeError(f"{self.name}: the record has no such field ({error})") from None
-        if self.kind is FieldKind.JSON or set(map(type, values)) <= EXACT.get(self.kind, frozenset()):
+        if self.kind is Form.ANY or set(map(type, values)) <= {CLASSES.get(self.kind)}:
             return values
-        if self.kind is FieldKind.LIST:
-            return [None if value is None else self._list(value) for value in values]
+        if self.item is not None:
+            return [None if value is None else self._list(value, self.item) for value in values]
         return [None if value is None else self._exact(value, self.kind) for value in values]
 
-    def _list(self, value: Any) -> list[Any]:
+    def _list(self, value: Any, kind: Form) -> list[Any]:
         if not isinstance(value, list | tuple | set | frozenset):
             raise TypeError(f"{self.name}: {shown(value)} is {_class(value)}, not a list")
-        kind = self.item
-        return list(value) if kind is None else [None if item is None else self._exact(item, kind) for item in value]
+        return [None if item is None else self._exact(item, kind) for item in value]
 
-    def _exact(self, value: Any, kind: FieldKind) -> Any:
+    def _exact(self, value: Any, kind: Form) -> Any:
         try:
             return exactly(value, kind)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {error}") from None
+
+
+def kind_name(kind: Form) -> str:
+    """The kind of a field for people, and in the marks of rows that wait.
+
+    >>> kind_name(Form.ANY), kind_name(Form.STR)
+    ('JSON', 'str')
+    """
+    return {Form.ANY: "JSON", Form.DECIMAL: "Decimal", Form.UUID: "UUID"}.get(kind, kind.value)
 
 
 class ColumnTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,25 +118,25 @@ class ColumnTexts(msgspec.Struct, frozen=True, kw_only=True):
             raise kind(f"{self.field.name}: {error} {where}") from None
 
 
-def exactly(value: Any, kind: FieldKind) -> Any:
+def exactly(value: Any, kind: Form) -> Any:
     """*value* in the class of its kind, without loss. TypeError or ValueError if it would be another value.
 
-    >>> exactly(3, FieldKind.FLOAT), exactly(bytearray(b"x"), FieldKind.BYTES)
+    >>> exactly(3, Form.FLOAT), exactly(bytearray(b"x"), Form.BYTES)
     (3.0, b'x')
     """
     if isinstance(value, Enum):
         value = value.value
-    (exact,) = EXACT[kind]
+    exact = CLASSES[kind]
     if type(value) is exact:
         return value
-    refused = isinstance(value, bool) or (kind is FieldKind.DATE and isinstance(value, datetime))
+    refused = isinstance(value, bool) or (kind is Form.DATE and isinstance(value, datetime))
     if not refused and isinstance(value, exact):
         return _BASE[kind](value)
-    if not refused and type(value) is int and kind in (FieldKind.FLOAT, FieldKind.DECIMAL):
+    if not refused and type(value) is int and kind in (Form.FLOAT, Form.DECIMAL):
         return _from_int(value, exact)
-    if kind is FieldKind.BYTES and isinstance(value, bytearray | memoryview):
+    if kind is Form.BYTES and isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"{shown(value)} is {_class(value)}, not {kind.value}")
+    raise TypeError(f"{shown(value)} is {_class(value)}, not {kind_name(kind)}")
 
 
 def _from_int(value: int, exact: Any) -> Any:
@@ -192,84 +163,34 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
     [('customer', 'str', False), ('cents', 'int', True)]
     """
     if type_ is hints.UNKNOWN:
-        raise schema.UnsupportedType(
+        raise UnsupportedType(
             "the type of the stream is unknown, and its fields are the columns: annotate what the function returns"
         )
-    name = schema.type_name(type_)
+    name = type_name(type_)
     if get_origin(type_) is Record or type_ is Record:
-        raise schema.UnsupportedType(f"{name} is a value with its key: map it to its value, whose fields are columns")
+        raise UnsupportedType(f"{name} is a value with its key: map it to its value, whose fields are columns")
     if hints.admits_none(type_):
-        raise schema.UnsupportedType(f"{name} admits None, which is no row: filter it before the sink")
-    schema.describe(type_)
-    info = _plain(inspect.type_info(type_))
-    if not isinstance(info, _RECORDS) or not info.fields:
-        raise schema.UnsupportedType(
+        raise UnsupportedType(f"{name} admits None, which is no row: filter it before the sink")
+    describe(type_)
+    shape = shape_of(type_)
+    if not shape.fields:
+        raise UnsupportedType(
             f"{name} has no fields to be columns: use a msgspec Struct, a dataclass, a NamedTuple or a TypedDict"
         )
-    mapping = isinstance(info, inspect.TypedDictType)
-    return tuple(_field(field, mapping) for field in info.fields)
+    return tuple(_row_field(field, absent=shape.is_mapping and not field.required) for field in shape.fields)
 
 
-def _field(field: inspect.Field, mapping: bool) -> RowField:
-    info, nullable = apart_from_none(field.type)
-    kind = _scalar(info)
-    item = None
-    if kind is None and isinstance(info, _LISTS):
-        inner, _ = apart_from_none(info.item_type)
-        item = _scalar(inner)
-        kind = None if item is None else FieldKind.LIST
-    get: Callable[[Any], Any] = attrgetter(field.name)
-    if mapping:
-        get = itemgetter(field.name) if field.required else _get_or_none(field.name)
+def _row_field(field: Field, *, absent: bool) -> RowField:
+    """*absent*: whether a record may lack the field."""
+    shape = field.shape.without_none
+    kind, item = shape.scalar, None
+    if kind is None and shape.form in (Form.LIST, Form.SET):
+        item = shape.parts[0].without_none.scalar
+        kind = None if item is None else Form.LIST
     return RowField(
-        name=field.encode_name,
-        kind=kind or FieldKind.JSON,
-        nullable=nullable or (mapping and not field.required),
-        item=item,
-        get=get,
-    )
-
-
-def _get_or_none(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda record: record.get(name)
-
-
-def _plain(info: inspect.Type) -> inspect.Type:
-    """*info* without metadata."""
-    while isinstance(info, inspect.Metadata):
-        info = info.type
-    return info
-
-
-def apart_from_none(info: inspect.Type) -> tuple[inspect.Type, bool]:
-    """The type of the values other than None, and whether None, or any value, is among them."""
-    info = _plain(info)
-    if isinstance(info, inspect.AnyType | inspect.NoneType):
-        return info, True
-    if isinstance(info, inspect.LiteralType):
-        return info, None in info.values
-    if not isinstance(info, inspect.UnionType):
-        return info, False
-    others = [member for member in map(_plain, info.types) if not isinstance(member, inspect.NoneType)]
-    return (others[0] if len(others) == 1 else info), len(others) < len(info.types)
-
-
-def _scalar(info: inspect.Type) -> FieldKind | None:
-    """The kind of a scalar type, of an enum or a literal that of its values; None for any other."""
-    if isinstance(info, inspect.EnumType):
-        return _kind_of_all([member.value for member in info.cls])
-    if isinstance(info, inspect.LiteralType):
-        return _kind_of_all([value for value in info.values if value is not None])
-    if isinstance(info, inspect.UnionType) and {_scalar(_plain(member)) for member in info.types} == _NUMBERS:
-        return FieldKind.FLOAT
-    return _KINDS.get(type(info))
-
-
-def _kind_of_all(values: Sequence[Any]) -> FieldKind | None:
-    classes = set(map(type, values))
-    if all(issubclass(class_, str) for class_ in classes):
-        return FieldKind.STR
-    return FieldKind.INT if all(issubclass(class_, int) for class_ in classes) else None
+        name=field.name, kind=kind or Form.ANY, nullable=field.shape.nullable or absent, item=item, get=field.get,
+        shape=field.shape,
+    )  # fmt: skip
 
 
 def shown(value: Any) -> str:
@@ -288,20 +209,19 @@ def _as_datetime(value: datetime) -> datetime:
     return datetime.combine(value.date(), value.timetz(), value.tzinfo)
 
 
-_NUMBERS = {FieldKind.INT, FieldKind.FLOAT}
-_BASE: Mapping[FieldKind, Callable[[Any], Any]] = {
-    FieldKind.BOOL: bool,
-    FieldKind.INT: int.__int__,
-    FieldKind.FLOAT: float.__float__,
-    FieldKind.STR: lambda value: "".join([value]),
-    FieldKind.BYTES: lambda value: b"".join([value]),
-    FieldKind.DECIMAL: lambda value: Decimal(value.as_tuple()),
-    FieldKind.DATETIME: _as_datetime,
-    FieldKind.DATE: lambda value: date(value.year, value.month, value.day),
-    FieldKind.TIME: lambda value: time(
+_BASE: Mapping[Form, Callable[[Any], Any]] = {
+    Form.BOOL: bool,
+    Form.INT: int.__int__,
+    Form.FLOAT: float.__float__,
+    Form.STR: lambda value: "".join([value]),
+    Form.BYTES: lambda value: b"".join([value]),
+    Form.DECIMAL: lambda value: Decimal(value.as_tuple()),
+    Form.DATETIME: _as_datetime,
+    Form.DATE: lambda value: date(value.year, value.month, value.day),
+    Form.TIME: lambda value: time(
         value.hour, value.minute, value.second, value.microsecond, value.tzinfo, fold=value.fold
     ),
-    FieldKind.TIMEDELTA: lambda value: timedelta(value.days, value.seconds, value.microseconds),
-    FieldKind.UUID: lambda value: UUID(int=value.int),
+    Form.TIMEDELTA: lambda value: timedelta(value.days, value.seconds, value.microseconds),
+    Form.UUID: lambda value: UUID(int=value.int),
 }
 """By kind: converts a value of a subclass to the class itself."""

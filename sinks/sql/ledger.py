@@ -85,7 +85,7 @@ class Ledger:
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> dict[int, int]:
         """Part of a transaction: note *incarnation*, once every claim has ended; -> the checkpoint of each subtask.
-        Raises as `LedgerStore.fence` does."""
+        Raises as `Store.fence` does."""
         self._insert(pipeline, sink, SINK_ITSELF, 0, origin)
         self._ask(f"SELECT incarnation FROM {{}} {_ROW} FOR UPDATE", pipeline, sink, SINK_ITSELF)
         ledger = self.of_sink(pipeline, sink)
@@ -121,14 +121,6 @@ class Ledger:
                 f"name the server itself."
             )
         return True
-
-    def has(self, entry: LedgerEntry) -> bool:
-        """Whether the committed row of the subtask is at *entry* or later, without waiting for locks. Raises as `claim`
-        does."""
-        ledger = self.of_sink(entry.pipeline, entry.sink)
-        if not ledger.origin:
-            raise self._emptied(entry)
-        return ledger.applied(entry) is None
 
     def _insert(self, pipeline: str, sink: str, subtask: int, incarnation: int, origin: str) -> None:
         """Insert a row unless it exists. Not all servers lock an existing one: `FOR UPDATE` does."""

@@ -85,7 +85,7 @@ class SqlStore(Store, Generic[SinkT, TableT]):
     # --- `Store` ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """See `LedgerStore`. If there is a ledger already, a missing table is left to `fence`, which knows whether it
+        """See `Store`. If there is a ledger already, a missing table is left to `fence`, which knows whether it
         had rows."""
         self._check_server()
         had_ledger = self._is_exact and self._ledger_table().exists
@@ -116,7 +116,7 @@ class SqlStore(Store, Generic[SinkT, TableT]):
         self._session.close()
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
-        """See `LedgerStore`. A missing table is created, unless it had rows by the ledger."""
+        """See `Store`. A missing table is created, unless it had rows by the ledger."""
         with self._ledger_needed():
             known = self._ledger().of_sink(pipeline, sink)
         known.fenced(pipeline, sink, incarnation, origin)

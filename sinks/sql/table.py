@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from exactlyonce.pipeline import schema
-from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
+from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.shape import Form
+from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 
 MODES = ("append", "upsert", "delete")
 
@@ -62,16 +63,16 @@ def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
     """The reasons why a record's type cannot be rows of a table with this key."""
     try:
         fields = {field.name: field for field in fields_of(type_)}
-    except schema.UnsupportedType as error:
+    except shape.UnsupportedType as error:
         yield str(error)
         return
     for name in key:
         if name not in fields:
-            yield f"key= names {name!r}, and {schema.type_name(type_)} has {', '.join(fields)}: name fields of it"
+            yield f"key= names {name!r}, and {shape.type_name(type_)} has {', '.join(fields)}: name fields of it"
         elif fields[name].nullable:
             yield f"{name} is in key=, and its type admits None, which equals nothing: give it a type without None"
-        elif fields[name].kind in (FieldKind.JSON, FieldKind.LIST):
-            yield f"{name} is in key=, and is {fields[name].kind.value}: a key is made of scalars"
+        elif fields[name].kind in (Form.ANY, Form.LIST):
+            yield f"{name} is in key=, and is {kind_name(fields[name].kind)}: a key is made of scalars"
 
 
 def column_problems(

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
 from exactlyonce.pipeline.errors import ConfigError, StoreError
 from exactlyonce.sinks.committer import CommitsBySubtask, CommitterContext, StoreView
 from exactlyonce.sinks.ledger import LedgerEntry
-from exactlyonce.sinks.write_ahead.store import InspectableStore, LedgerStore, Store
+from exactlyonce.sinks.write_ahead.store import InspectableStore, Store
 from exactlyonce.sinks.write_ahead.writer import INDEXED, KIND, decode_index
-
-StoreT = TypeVar("StoreT", bound=LedgerStore)
 
 
 @dataclass
-class StoreCommitter(CommitsBySubtask, Generic[StoreT]):
-    """The committer of a sink over a `LedgerStore`."""
+class RowsCommitter(CommitsBySubtask):
+    """Applies rows in the order in which they were staged, byte for byte."""
+
+    kind = KIND
 
     context: CommitterContext
-    store: StoreT
+    store: Store
     ledger: str
     """See `Committer.ledger`."""
 
@@ -47,15 +46,6 @@ class StoreCommitter(CommitsBySubtask, Generic[StoreT]):
             return StoreView(problem=problem or str(error))
         return StoreView.of(ledger, problem=problem)
 
-    def close(self) -> None:
-        self.store.close()
-
-
-class RowsCommitter(StoreCommitter[Store]):
-    """Applies rows in the order in which they were staged, byte for byte."""
-
-    kind = KIND
-
     def clean(self, incarnation: int, attempt: int) -> None:
         """Nothing: blocks that no manifest names are dropped with all other orphans."""
 
@@ -72,3 +62,6 @@ class RowsCommitter(StoreCommitter[Store]):
 
     def _bodies(self, refs: list[BlockRef]) -> Iterator[bytes]:
         return (block.body for _, block in self.context.blocks.fetch(refs))
+
+    def close(self) -> None:
+        self.store.close()

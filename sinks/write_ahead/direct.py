@@ -1,14 +1,13 @@
-"""One subtask of a sink over a `Store` whose delivery is not exactly once: rows go to the store as they come.
+"""One subtask of a sink over a `Store` whose delivery is at least once: rows go to the store as they come.
 
 Invariants: rows are written in their order, one transaction after the other, on a thread of its own; a barrier is
-flushed once everything before it was written or given up. There is no block, committable or ledger. A failed
-transaction is not retried: by the sink's delivery the job restarts and the rows come again, or they are lost.
+flushed once everything before it was written. There is no block, committable or ledger. A failed transaction is not
+retried: the job restarts, and the rows come again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -24,21 +23,18 @@ TRANSACTION_BYTES = 4 << 20
 
 @dataclass
 class DirectWriter(IntervalWriter):
-    """See the module. *lost* gets a sentence about rows that were given up; None: a failure fails the sink."""
+    """See the module."""
 
     store: Store
-    lost: Callable[[str], None] | None
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "store"))
     _backlog: deque[list[bytes]] = field(default_factory=deque)
     _backlog_bytes: int = 0
     _writing: tuple[Future[None], int] | None = None
     """The transaction in progress, and its number of rows."""
     _done: int = 0
-    """The number of `records` that were written, or given up."""
+    """The number of `records` that were written."""
     _barriers: deque[tuple[int, int]] = field(default_factory=deque)
     """Checkpoints, each with the number of records before its barrier."""
-    _lost: int = 0
-    _lost_why: str = ""
 
     @property
     def room(self) -> int:
@@ -95,10 +91,7 @@ class DirectWriter(IntervalWriter):
         except StoreError as error:
             raise StoreError(f"Sink {self.sink!r}: {error}") from error
         except StoreUnavailable as error:
-            if self.lost is None:
-                raise SinkFailed(f"sink {self.sink!r}: {error}") from error
-            self._lost += count
-            self._lost_why = str(error)
+            raise SinkFailed(f"sink {self.sink!r}: {error}") from error
         self._done += count
         return True
 
@@ -107,12 +100,6 @@ class DirectWriter(IntervalWriter):
         while self._barriers and self._barriers[0][1] <= self._done:
             checkpoint, _ = self._barriers.popleft()
             self._flushed[checkpoint] = FlushedInterval()
-            if self._lost and self.lost is not None:
-                self.lost(
-                    f"sink {self.sink!r}: {self._lost:,} rows up to checkpoint {checkpoint} are lost, as delivery "
-                    f"at_most_once allows: {self._lost_why}"
-                )
-                self._lost = 0
 
     def abandon(self) -> None:
         """Write no further rows, and do not wait for the transaction in progress."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, TypeVar
 
-from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
+from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import Committer, CommitterContext
-from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.direct import DirectWriter
-from exactlyonce.sinks.write_ahead.store import LedgerStore, RowEncoder, Store
+from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 from exactlyonce.sinks.write_ahead.writer import BoundedRows, RowsWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -21,7 +20,7 @@ T = TypeVar("T")
 class WriteAheadSink(Sink[T]):
     """A sink whose rows wait in the checkpoint topic until their checkpoint is decided; see the package.
 
-    If its `delivery` is not exactly once, its writers write to the store themselves.
+    If its `delivery` is at least once, its writers write to the store themselves.
     """
 
     @abstractmethod
@@ -48,15 +47,12 @@ class WriteAheadSink(Sink[T]):
     def open_writer(self, context: WriterContext) -> Opened:
         """See `Writable`; the store's encoder may ask the store."""
         encoder = encoder_of(self.store(context.type))
-        if self.delivery == EXACTLY_ONCE:
+        if self.stages:
             return Opened(RowsWriter(context.sink, context.subtask, context.staging), BoundedRows(encoder))
-        if self.delivery == AT_LEAST_ONCE:
-            return Opened(DirectWriter(context.sink, self.store(context.type), None), encoder)
-        direct = DirectWriter(context.sink, self.store(context.type), context.note)
-        return Opened(DeferredWriter(direct, list[bytes]), encoder)
+        return Opened(DirectWriter(context.sink, self.store(context.type)), encoder)
 
 
-def encoder_of(store: LedgerStore) -> RowEncoder:
+def encoder_of(store: Store) -> RowEncoder:
     """The encoder of a store that is not open afterwards."""
     try:
         return store.encoder()

@@ -1,4 +1,4 @@
-"""The seam of sinks whose store keeps a ledger, and of write-ahead sinks: what a store has to be able to do.
+"""The seam of write-ahead sinks: what a store has to be able to do.
 
 Invariant: rows and their ledger entry become visible together or not at all.
 """
@@ -18,9 +18,9 @@ class RowEncoder(Protocol):
         """One entry for each record. An error names the field that does not fit, and why. There are no effects."""
 
 
-class LedgerStore(Protocol):
-    """A connection to a store that keeps the ledger of one sink. Made without effect; it connects when it is first
-    asked, and again after it was lost. Used by one thread at a time.
+class Store(Protocol):
+    """A connection to the store of one sink, which keeps the sink's ledger. Made without effect; it connects when it is
+    first asked, and again after it was lost. Used by one thread at a time.
 
     A store that cannot be reached, or has not answered, is `StoreUnavailable`. An error that another attempt would meet
     again is `StoreError`, which says what is missing and how to add it. Neither holds a secret. No library below may
@@ -42,13 +42,6 @@ class LedgerStore(Protocol):
         it was begun for another checkpoint topic; then nothing is changed.
         """
 
-    def close(self) -> None:
-        """Close the connection."""
-
-
-class Store(LedgerStore, Protocol):
-    """A store that rows are applied to from the checkpoint topic."""
-
     def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
         """Write *chunks*, each some encoded rows joined, and *entry*, in one transaction, if the ledger has an older
         checkpoint for the subtask; -> whether it did. False: they had been applied before.
@@ -59,16 +52,19 @@ class Store(LedgerStore, Protocol):
         """
 
     def write(self, chunks: Iterable[bytes]) -> None:
-        """Write *chunks*, in one transaction, without the ledger: for sinks whose delivery is not exactly once."""
+        """Write *chunks*, in one transaction, without the ledger: for sinks whose delivery is at least once."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 @runtime_checkable
 class InspectableStore(Protocol):
-    """A `LedgerStore` that can be looked at beside a run, as `exactlyonce doctor` does. No call changes, locks or waits
+    """A `Store` that can be looked at beside a run, as `exactlyonce doctor` does. No call changes, locks or waits
     for anything."""
 
     def inspect(self) -> None:
-        """As `LedgerStore.check`, but nothing is created."""
+        """As `Store.check`, but nothing is created."""
 
     def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
         """The committed ledger of a sink; `SinkLedger()` if there is none."""

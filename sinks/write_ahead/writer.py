@@ -65,7 +65,7 @@ class _Interval:
 
 @dataclass
 class RowsWriter(IntervalWriter):
-    """Stages rows for `commits.of_stores`; see the module."""
+    """Stages rows for `commits.stores`; see the module."""
 
     subtask: int
     staging: BlockStaging

@@ -3,6 +3,7 @@
 Other sources are in `connectors`, other sinks in `sinks`, errors in `errors`.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,12 @@ from exactlyonce.pipeline.aggregates import (
 )
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
-from exactlyonce.pipeline.context import Context, Operator
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Enriched
+from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
 from exactlyonce.pipeline.joins import Joined, Pair
 from exactlyonce.pipeline.json_schema import JsonSchemaCodec
-from exactlyonce.pipeline.output import Emit, Output, SideEmit
+from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.protobuf import ProtobufCodec
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.running import RunResult, RunSettings, run
@@ -37,8 +38,7 @@ from exactlyonce.pipeline.source import EventTime
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
 from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
-from exactlyonce.sinks.kafka.dead_letters import DeadLetters
-from exactlyonce.sinks.kafka.sink import KafkaSink
+from exactlyonce.sinks.kafka.sink import DeadLetters, KafkaSink
 
 __all__ = [
     "Aggregate",
@@ -92,14 +92,30 @@ __all__ = [
     "run",
 ]
 
+_ELSEWHERE = {
+    "Average": "Mean", "Avg": "Mean", "HoppingWindow": "Hopping", "SessionWindow": "Session", "Sliding": "Hopping",
+    "SlidingWindow": "Hopping", "TumblingWindow": "Tumbling",
+}  # fmt: skip
+"""What does it, by the name that a class has elsewhere."""
+
 if not TYPE_CHECKING:  # else mypy would accept any name
 
     def __getattr__(name: str) -> object:
-        """Refuse *name*; if another module has it, with the import to write instead."""
+        """Refuse *name*, with what to write instead: the import from another module, or what other tools call so.
+
+        An import statement gets an ImportError, since Python replaces the text of an AttributeError by its own.
+        """
+        imported = sys._getframe(1).f_globals["__name__"] == "importlib._bootstrap"
+        refused = ImportError if imported else AttributeError
         for module in ("errors", "connectors", "sinks"):
             if name in import_module(f"{__name__}.{module}").__all__:
-                raise ImportError(f"{name} is in {__name__}.{module}: from {__name__}.{module} import {name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+                raise refused(f"{name} is in {__name__}.{module}: from {__name__}.{module} import {name}")
+        if instead := _ELSEWHERE.get(name):
+            raise refused(f"{name} is {instead} here: from {__name__} import {instead}")
+        near = nearest(name, __all__)
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{f'. Did you mean {near}?' if near else ''}"
+        )
 
 
 def load_ipython_extension(shell: Any) -> None:

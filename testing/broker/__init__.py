@@ -1,5 +1,5 @@
 """The broker in memory: a model of a cluster with transactions, faults on order, and the interface of both brokers.
 
-Scripted and random histories show that model and real broker answer alike. May import `testing.clock` and what lies
-below `testing`.
+Histories of steps, played on the model and on a real broker, show that both answer alike. May import `testing.clock`
+and what lies below `testing`.
 """

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, ProducerState, TransactionState
 
 
 class Error(enum.IntEnum):

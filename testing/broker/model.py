@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, ProducerState, TransactionState
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker.interface import Error, Fetched, Initialized, Isolation, NoAnswer, Produced
 from exactlyonce.testing.broker.partition_log import PartitionLog

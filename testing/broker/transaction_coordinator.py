@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.testing.broker.interface import Error, Initialized
 

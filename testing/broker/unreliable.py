@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, ParamSpec, TypeVar
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, ProducerState, TransactionState
 from exactlyonce.testing.broker.interface import (
     Error,
     Fetched,

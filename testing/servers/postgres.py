@@ -26,10 +26,9 @@ INSTALLED = "/usr/lib/postgresql/*/bin"
 
 
 class PostgresServer:
-    """One server with one data folder. Its owner is `OWNER`; *prepared_max* is max_prepared_transactions."""
+    """One server with one data folder. Its owner is `OWNER`."""
 
-    def __init__(self, prepared_max: int = 30) -> None:
-        self._prepared_max = prepared_max
+    def __init__(self) -> None:
         places = sorted(glob(INSTALLED), reverse=True)
         self._programs = programs("initdb", "postgres", package="postgresql", places=places)
         self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
@@ -58,7 +57,6 @@ class PostgresServer:
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
-            "max_prepared_transactions": self._prepared_max,
         }  # fmt: skip
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:

@@ -10,7 +10,7 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Scanned
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
+from exactlyonce.checkpoint.requests import Answered, Fate, Producer, WriteAnswer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import WRITE_ANSWERS
 from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation, TopicError

@@ -25,7 +25,7 @@ from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
-from exactlyonce.sinks.kafka.producers import Failure, OnFailure, Transaction
+from exactlyonce.sinks.kafka.open_transaction import OnFailure, OpenTransaction, ProducerFailure
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class SinkProducer(Produced):
 
     def poll(self, timeout_s: float) -> int:
         if self.failure:
-            self.told(Failure(self.failure))
+            self.told(ProducerFailure(self.failure))
         return 0
 
     def __len__(self) -> int:
@@ -232,7 +232,7 @@ class SimulatedProducers:
     def wait(self, pending: Any, timeout_s: float) -> None:
         return None
 
-    def drop(self, transaction: Transaction) -> None:
+    def drop(self, transaction: OpenTransaction) -> None:
         producer: Any = transaction.producer
         self.process.producers.remove(producer)
 

@@ -15,25 +15,23 @@ from typing import TYPE_CHECKING, Any, cast
 from exactlyonce.checkpoint import events, requests
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.kept_blocks import BlockRetention
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.leader_config import LeaderConfig
-from exactlyonce.checkpoint.orphans import KnownBlocks
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
-from exactlyonce.checkpoint.references import indexes_of, named_by
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Committable, Manifest, indexes_of, named_by
+from exactlyonce.checkpoint.requests import EndAnswer, Fate
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.settings import DELETE as DELETES
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
+from exactlyonce.engines.external_checks.preflight import Offsets, PipelineTopics
+from exactlyonce.engines.external_checks.stores import PipelineStores, stages
 from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import EventReporter, Report
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.in_flight import listed_in
-from exactlyonce.engines.surroundings.preflight import Offsets, PipelineTopics
-from exactlyonce.engines.surroundings.stores import stages
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     EndedAtOnce,
@@ -48,12 +46,36 @@ from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 from exactlyonce.testing.simulation.answers import LogAnswers, SimulatedTopics, scanned
-from exactlyonce.testing.simulation.clients import Steps
-from exactlyonce.testing.simulation.stores import StoreAnswers
+from exactlyonce.testing.simulation.clients import Awaited, FetchedBlocks, Steps
 
 if TYPE_CHECKING:
     from exactlyonce.testing.simulation.processes import Process
     from exactlyonce.testing.simulation.world import SimulatedWorld
+
+
+class StoreAnswers:
+    """Answers as a process does, by the shipped `PipelineStores`."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self.coordinator, self.world = coordinator, coordinator.world
+        self._blocks = FetchedBlocks()
+        self._stores = PipelineStores(self.world.graph, self._blocks)
+        self.staging = self._stores.staging
+
+    def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
+        """The answer. Blocks are read anew for each request; before a commit the process may end or sleep."""
+        self._blocks.found.clear()
+        while True:
+            try:
+                return self._stores(request)
+            except Awaited as wanted:
+                refs = wanted.refs
+            yield from self._blocks.get(self.world, refs)
+            self.coordinator.step_name = "store-committing"
+            self.world.faults.before_request(self.coordinator)
+            self.world.faults.before_commit(self.coordinator)
+            yield None
+
 
 LOOK_PAUSE_MS = 20
 LOOK_TIMEOUT_MS = 30_000
@@ -115,7 +137,7 @@ class SimulatedCoordinator:
         return StoreAnswers(self)
 
     def _leader(self) -> Leader:
-        known_blocks = KnownBlocks(self.world.settings, staging=stages(self.world.graph))
+        known_blocks = BlockRetention(self.world.settings, staging=stages(self.world.graph))
         return Leader(self.leader_config(), self.log, known_blocks, self.clock, self._note)
 
     def _job(self) -> Job:

@@ -12,13 +12,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.inputs import Slices
 from exactlyonce.engines.local.pace import Pace
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.surroundings.preflight import Offsets
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, class_name, is_fatal
 from exactlyonce.testing.simulation.clients import PIPE_BYTES, Awaited, Pipe, SimulatedClients, Steps
 

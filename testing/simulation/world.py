@@ -11,17 +11,18 @@ from collections import Counter, deque
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from confluent_kafka import Message
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import End
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Manifest, TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.plan import Plan, plan
-from exactlyonce.engines.surroundings.preflight import Offsets
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.testing.broker.interface import Error, NoAnswer, Record, TransactionalBroker
 from exactlyonce.testing.broker.model import BrokerModel
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from exactlyonce.testing.simulation.faults import Faults, Load, OutsideBlocks
 
 ANSWERED_WITHIN_MS = 5_000
+SERVICES_TIMEOUT_MS = 1_000_000_000
+"""The timeout of checkpoints as workers know it: a service that is away is asked for as long as it takes."""
 
 
 class Thread:
@@ -191,14 +194,15 @@ class SimulatedWorld:
             source: {partition: ends[partition] for partition in attempt.offsets[source]}
             for source, ends in self.targets.items()
         }
+        spec = TaskSpec(
+            reference={}, parallelism=attempt.plan.parallelism, incarnation=attempt.incarnation,
+            attempt=attempt.number, manifest=attempt.manifest, topic=self.topic, storage=self.settings.storage,
+            incremental=self.settings.incremental, output_partitions=self.output_partitions_by_sink,
+        )  # fmt: skip
         return msg.Start(
-            reference={}, parallelism=attempt.plan.parallelism, subtask=index,
-            incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
-            offsets=attempt.offsets, targets=targets, mode=self.settings.mode,
-            unaligned=self.settings.unaligned, incremental=self.settings.incremental,
-            state=self.state_settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
-            transaction_timeout_ms=self.transaction_timeout_ms, storage=self.settings.storage,
-            output_partitions=self.output_partitions_by_sink,
+            spec=spec, subtask=index, client={}, offsets=attempt.offsets, targets=targets,
+            settings=msgspec.structs.replace(self.settings, timeout_ms=SERVICES_TIMEOUT_MS),
+            state=self.state_settings(attempt), channels={}, transaction_timeout_ms=self.transaction_timeout_ms,
         )  # fmt: skip
 
     @property

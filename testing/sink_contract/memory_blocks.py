@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.records.encoding import Block, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery
 
 _TOPIC = TopicInfo("contract", "topic-1", partitions=5, replicas=1)

@@ -21,7 +21,7 @@ from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
 from settled import await_readable, ended_transactions
 
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import Committable
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig

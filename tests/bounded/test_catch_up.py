@@ -22,7 +22,6 @@ from exactlyonce.cli.main import main
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp, default_parallelism
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
@@ -69,11 +68,11 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
         ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
         ("backfill", "--on", "driver", "--spark-conf", "a=b"): "--on driver starts no Spark, so --spark-conf cannot",
-        ("backfill", "--to", "yesterday"): "is no place to go to",
+        ("backfill", "--to", "yesterday"): "to is 'yesterday'. Write one of: latest, ",
         ("backfill", "--to", "2026-11-01T00:00:00"): "has no time zone",
-        ("backfill", "--to", "group:"): "group:NAME for the offsets of a consumer group",
-        ("backfill", "--to", "group:nobody"): "group 'nobody' has got to",
-        ("backfill", "--to", '{"a": 1}'): "Offsets are written as",
+        ("backfill", "--to", "group:"): "group:NAME (the offsets of a consumer group",
+        ("backfill", "--to", "group:nobody"): "with to='group:nobody': the group has no offset in topic",
+        ("backfill", "--to", '{"a": 1}'): "which is no offsets by topic and partition: Expected `object`",
         ("backfill", "--chunk-records", "0"): "must be at least 1",
     }
     for (name, *options), said in wrong.items():
@@ -144,7 +143,7 @@ def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:
 
     def to(**changed: dict[int, int]) -> Any:
         named = {**ends, **{f"{fed.name}-{topic}": offsets for topic, offsets in changed.items()}}
-        return catch_up(fed, loaded, 2, tmp_path, stop_offsets=StopOffsets(offsets=named))
+        return catch_up(fed, loaded, 2, tmp_path, to=named)
 
     summary = to()
     reached = {(each.source, each.partition): each.offset for each in summary.manifest.offsets}

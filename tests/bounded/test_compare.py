@@ -8,9 +8,8 @@ from collections import Counter
 import pytest
 from manifests import committable, manifest
 
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Repair
+from exactlyonce.checkpoint.records.manifest import Committable, Finalized, Repair
 from exactlyonce.engines.bounded.audit.attribution import claims_of, known_writers
 from exactlyonce.engines.bounded.unit.findings import (
     CHANGED,

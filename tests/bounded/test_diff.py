@@ -104,7 +104,7 @@ def test_what_is_refused(case: Case) -> None:
     assert "checkpoint 99" in case.diff(OLD, NEW, "--from", "99", "--on", "driver", code=2)
     said = case.diff(OLD, "diffed_pipelines:elsewhere", "--on", "driver", code=2)
     assert f"orders of {case.name}-in. One has orders of {case.name}-more" in said
-    assert "no place to go to" in case.diff(OLD, NEW, "--to", "noon", "--on", "driver", code=2)
+    assert "to is 'noon'. Write one of: latest, " in case.diff(OLD, NEW, "--to", "noon", "--on", "driver", code=2)
 
 
 def test_differences() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.engines.bounded.unit.kept import KeptByProcess
 from exactlyonce.engines.collector import THRESHOLDS, UnitCollector
 from exactlyonce.pipeline.errors import BrokerUnavailable

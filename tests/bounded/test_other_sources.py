@@ -14,11 +14,11 @@ from running import write_program
 
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.diff import Diff
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.pipeline.positions import TO
 from exactlyonce.testing.cluster import KafkaCluster
 
 
@@ -125,7 +125,7 @@ def test_what_bounded_work_cannot_read(files: Files, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Source 'orders' makes records without end.*set count="):
         CatchUp(endless, RunOptions(files.config), Silent(), from_nothing=True).judge()
     loaded = load_pipeline("source_pipelines", "files", files.name, **files.params)
-    to = StopOffsets.parse("2026-11-01T00:00:00Z")
+    to = TO.read("2026-11-01T00:00:00Z")
     with pytest.raises(ConfigError, match="Source 'orders' reads no one topic, so it has no offsets or times to go to"):
         CatchUp(loaded, RunOptions(files.config), Silent(), to, from_nothing=True).judge()
 

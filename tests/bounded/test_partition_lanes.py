@@ -19,18 +19,18 @@ from running import assert_copies, assert_totals
 from settled import await_readable
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Committable, TopicInfo
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded import advance
 from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
 from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
 from exactlyonce.engines.bounded.replay.reproduce import agree, counts
 from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.bounded.unit import publish
+from exactlyonce.engines.bounded.unit import outgoing
 from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFile, StagedFiles, read_outputs
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.errors import ConfigError
 
 pytestmark = pytest.mark.broker
@@ -81,10 +81,13 @@ def test_partitions_are_shared_out(
     partitions: tuple[int, ...], parallelism: int, records: int, wanted: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     """Each partition has so many *records*; little output is not worth many transactions."""
+    spec = TaskSpec(
+        reference={}, parallelism=parallelism, incarnation=1, attempt=0, manifest=blank_manifest(),
+        topic=TopicInfo("p.checkpoints", "id", 1, 1),
+    )  # fmt: skip
     stage = Stage(
-        reference={}, fingerprint="", parallelism=parallelism, checkpoint=1, base=blank_manifest(), incarnation=1,
-        attempt=0, topic=TopicInfo("p.checkpoints", "id", 1, 1), write_state=True, origins=False,
-        files=f"{tmp_path}/", by_partition=True,
+        spec=spec, fingerprint="", checkpoint=1, write_state=True, origins=False, files=f"{tmp_path}/",
+        by_partition=True,
     )  # fmt: skip
     receipts = [_receipt(number, {partition: records}) for number, partition in enumerate(partitions)]
     found = list(advance._publications(stage, {}, plan(broad("p").build(), parallelism), 1, receipts))
@@ -118,7 +121,7 @@ def test_an_audit_finds_what_is_wrong_in_a_partition(fed: Fed, tmp_path: Path, m
     fed.feed(800)
     loaded, tampering = load_pipeline("bounded_pipelines", "broad", fed.name), Tampering()
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "read_outputs", tampering)
+        patched.setattr(outgoing, "read_outputs", tampering)
         catch_up(fed, loaded, 3, tmp_path)
     report = audited(loaded, fed.config, tmp_path)
     assert tampering.done == {"copies", "out", "rounds-out"}

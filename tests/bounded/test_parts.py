@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import closing, suppress
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,16 +20,16 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, first_part, rest
+from exactlyonce.engines.bounded.stop_offsets import first_part, rest, stop_offsets
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import ordering, staging
 from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
+from exactlyonce.engines.external_checks.input_topics import InputTopics
+from exactlyonce.engines.external_checks.preflight import Inputs
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import Inputs
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.loading import Loaded, load
 
@@ -168,21 +167,12 @@ def inputs(ends: dict[int, int]) -> Inputs:
 def test_a_partition_that_appears_meanwhile() -> None:
     seen = inputs({0: 10, 1: 20, 2: 5})
     starts = {"s": {0: SourceOffset("s", "t", "i", 0, 3), 1: SourceOffset("s", "t", "i", 1, 4)}}
-    assert StopOffsets().ends(seen, starts) == {"s": {0: 10, 1: 20}}
-    assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
+    assert stop_offsets("latest", seen, starts) == {"s": {0: 10, 1: 20}}
+    assert stop_offsets({"t": {0: 7, 1: -1}}, seen, starts) == {"s": {0: 7, 1: 20}}
     with pytest.raises(ConfigError, match="Every partition of t needs an end: 0, 1;"):
-        StopOffsets(offsets={"t": {0: 7, 1: LATEST, 2: 5}}).ends(seen, starts)
-
-
-def test_a_program_gives_an_end_as_text_as_a_time_or_as_offsets() -> None:
-    moment = datetime(2026, 11, 1, tzinfo=timezone.utc)
-    assert StopOffsets.of("latest") == StopOffsets()
-    assert StopOffsets.of(moment) == StopOffsets.of("2026-11-01T00:00:00Z") == StopOffsets(moment=moment)
-    assert StopOffsets.of({"t": {0: 7, "1": -1}}) == StopOffsets.of('{"t": {"0": 7, "1": -1}}')
-    refusals = {7: "is no place to go to", None: "is no place to go to", datetime(2026, 11, 1): "has no time zone"}
-    for wrong, said in [*refusals.items(), ({"t": 7}, "names no offsets"), ({"t": {"a": 7}}, "names no offsets")]:
-        with pytest.raises(ConfigError, match=said):
-            StopOffsets.of(wrong)
+        stop_offsets({"t": {0: 7, 1: -1, 2: 5}}, seen, starts)
+    with pytest.raises(ConfigError, match="No source reads tt, so it needs no end"):
+        stop_offsets({"t": {0: 7, 1: -1}, "tt": {0: 7}}, seen, starts)
 
 
 class Numbers:

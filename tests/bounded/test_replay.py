@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from manifests import committable as committed
 from manifests import manifest
 
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import Output
+from exactlyonce.checkpoint.records.manifest import Committable, Output
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.replay.recompute import topic_of
 from exactlyonce.engines.bounded.replay.replay_repair import mismatch, placed, places_of, share_of
-from exactlyonce.engines.bounded.replay.reproduce import Count, _commit, agree
+from exactlyonce.engines.bounded.replay.reproduce import ReplayedCount, _commit, agree
 from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, flat
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 
 
 def committable(name: str, checkpoint: int = 7, **counts: int) -> Committable:
@@ -107,8 +107,8 @@ def test_batches_are_taken_apart() -> None:
 
 
 def test_counts_agree_if_what_is_dealt_out_at_random_fills_the_rest() -> None:
-    def of(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
-        return [Count("out", "t", partition, count, decided) for partition, count, decided in replayed]
+    def of(*replayed: tuple[int | None, int, int | None]) -> list[ReplayedCount]:
+        return [ReplayedCount("out", "t", partition, count, decided) for partition, count, decided in replayed]
 
     assert agree(of((0, 3, 3), (1, 2, 2)))
     assert agree(of((0, 1, 3), (1, 2, 2), (None, 2, None)))
@@ -121,7 +121,7 @@ class Failing:
     def __init__(self, error: KafkaError) -> None:
         self.error = error
 
-    def commit_transaction(self, timeout: float) -> None:
+    def commit(self) -> None:
         raise KafkaException(self.error)
 
 
@@ -137,4 +137,4 @@ class Failing:
 def test_a_commit_that_fails(error: KafkaError, said: str) -> None:
     """The broker may have committed, unless the error asks for an abort: that came instead of the commit."""
     with pytest.raises(BrokerUnavailable, match=said):
-        _commit(ClientConfig({"bootstrap.servers": "nobody:9092"}), cast(Producer, Failing(error)), "again")
+        _commit(ClientConfig({"bootstrap.servers": "nobody:9092"}), cast(OpenTransaction, Failing(error)), "again")

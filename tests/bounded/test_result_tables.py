@@ -9,7 +9,7 @@ from manifests import manifest
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
 from exactlyonce.engines.bounded.catch_up import Summary
-from exactlyonce.engines.bounded.replay.reproduce import Count, Replayed
+from exactlyonce.engines.bounded.replay.reproduce import Replayed, ReplayedCount
 from exactlyonce.engines.bounded.result_tables import ROWS_MAX, html_table
 from exactlyonce.engines.bounded.unit.findings import MISSING, Finding, PlainRecord
 from exactlyonce.engines.runtime.source_decoder import Skipped
@@ -67,7 +67,7 @@ def test_an_audit() -> None:
 
 
 def test_a_replay() -> None:
-    counts = [Count("out", "t", 0, 4, 5), Count("out", "t", None, 1, None)]
+    counts = [ReplayedCount("out", "t", 0, 4, 5), ReplayedCount("out", "t", None, 1, None)]
     texts = Cells(Replayed(7, 6, 5, 0, counts, 0)._repr_html_()).texts
     assert texts["p"] == ["checkpoint 7, 5 records in: the counts are the decided ones."]
     assert texts["td"] == ["out", "t", "0", "4", "5", "out", "t", "any", "1", ""]

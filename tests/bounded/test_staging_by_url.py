@@ -14,8 +14,8 @@ from bounded import Fed, catch_up, drive
 from hdfs_server import HdfsServer
 from waiting import until
 
-from exactlyonce.connectors.blocks.folder import FolderOfLargeFiles
-from exactlyonce.connectors.blocks.storage import folder_of
+from exactlyonce.connectors.filestore.store import FileStore
+from exactlyonce.connectors.filestore.urls import store_at
 from exactlyonce.engines.bounded import workplace as workplaces
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import locations
@@ -45,16 +45,16 @@ def shared(server: Server) -> str:
 
 
 @pytest.fixture
-def folder(shared: str) -> FolderOfLargeFiles:
+def folder(shared: str) -> FileStore:
     """The same, as it is."""
-    return folder_of(shared, STAGED)
+    return store_at(shared, STAGED)
 
 
-def names(folder: FolderOfLargeFiles) -> list[str]:
+def names(folder: FileStore) -> list[str]:
     return sorted(file.name for file in folder.files())
 
 
-def replace(folder: FolderOfLargeFiles, name: str, content: bytes) -> None:
+def replace(folder: FileStore, name: str, content: bytes) -> None:
     """Damage a file, which no call of the seam can."""
     folder.remove([name])
     folder.put(name, content, f"aside-{uuid.uuid4().hex}")
@@ -78,7 +78,7 @@ def taken(file: StagedFile, receiver: int) -> list[bytes]:
 
 @pytest.mark.exhaustive
 @ON_BOTH
-def test_what_is_staged_comes_back(shared: str, folder: FolderOfLargeFiles) -> None:
+def test_what_is_staged_comes_back(shared: str, folder: FileStore) -> None:
     """A file is smaller than the end that is read at once, or larger than a part of an upload; none stays."""
     for size in (3, locations.END_BYTES, 20 << 20):
         big = os.urandom(size)
@@ -90,7 +90,7 @@ def test_what_is_staged_comes_back(shared: str, folder: FolderOfLargeFiles) -> N
 
 
 @ON_S3
-def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FolderOfLargeFiles) -> None:
+def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FileStore) -> None:
     with workplace(shared, "orders-7") as files:
         file = staged(files, b"one", b"two", bytes(100_000))
         name = file.location.rpartition("/")[2]
@@ -141,7 +141,7 @@ def test_the_disk_of_the_spool_is_full(shared: str) -> None:
 @pytest.mark.exhaustive
 @ON_S3
 def test_only_what_the_dead_have_left_is_removed(
-    shared: str, folder: FolderOfLargeFiles, monkeypatch: pytest.MonkeyPatch
+    shared: str, folder: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command that is silent counts as dead; one that beats stays, and so does what is not ours."""
     folder.check()
@@ -160,7 +160,7 @@ def test_only_what_the_dead_have_left_is_removed(
 
 @pytest.mark.exhaustive
 @ON_S3
-def test_a_running_command_beats(shared: str, folder: FolderOfLargeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_command_beats(shared: str, folder: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workplaces, "BEAT_S", 0.05)
     with workplace(shared, "orders-7"):
         until(lambda: any(name.endswith("beat-2") for name in names(folder)))
@@ -169,7 +169,7 @@ def test_a_running_command_beats(shared: str, folder: FolderOfLargeFiles, monkey
 
 @pytest.mark.exhaustive(but=["s3"])
 @ON_BOTH
-def test_catching_up(fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles) -> None:
+def test_catching_up(fed: Fed, loaded: Any, shared: str, folder: FileStore) -> None:
     """Staging that fails ends the command with a clear error, and with nothing visible of its checkpoint."""
     fed.feed(1_000)
     pipeline = loaded("broad")
@@ -195,7 +195,7 @@ def test_catching_up(fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFi
 @pytest.mark.exhaustive
 @ON_S3
 def test_a_killed_driver(
-    fed: Fed, loaded: Any, shared: str, folder: FolderOfLargeFiles, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    fed: Fed, loaded: Any, shared: str, folder: FileStore, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next command goes on, and removes what the killed one has staged once it has been silent."""
     fed.feed(3_000)

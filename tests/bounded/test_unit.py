@@ -24,6 +24,7 @@ from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import read_lane
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt
 from exactlyonce.pipeline.loading import Loaded
 
@@ -53,18 +54,22 @@ class Computing:
             fingerprint=self.graph.fingerprint(), max_parallelism=self.graph.max_parallelism, parallelism=parallelism,
             block_partitions=self.topic.partitions,
         )  # fmt: skip
+        spec = TaskSpec(
+            reference=loaded.reference, parallelism=parallelism, incarnation=1, attempt=0, manifest=base,
+            topic=self.topic,
+        )  # fmt: skip
         self.stage = Stage(
-            reference=loaded.reference, fingerprint=self.graph.fingerprint(), parallelism=parallelism, checkpoint=1,
-            base=base, incarnation=1, attempt=0, topic=self.topic, write_state=True, origins=False,
+            spec=spec, fingerprint=self.graph.fingerprint(), checkpoint=1, write_state=True, origins=False,
             files=f"{folder}/", by_partition=False,
         )  # fmt: skip
         self._runs = count()
 
     def run(self, **changes: Any) -> list[Receipt]:
-        logs = changes.pop("logs", None)
+        logs, skips = changes.pop("logs", None), changes.pop("skips", ())
         folder = Path(self.stage.files, f"run-{next(self._runs)}")
         folder.mkdir()
-        stage = msgspec.structs.replace(self.stage, files=f"{folder}/", **changes)
+        spec = msgspec.structs.replace(self.stage.spec, skips=skips)
+        stage = msgspec.structs.replace(self.stage, spec=spec, files=f"{folder}/", **changes)
         return compute(self.plan, stage, dict(self.config.settings), self.ranges, in_process, logs)
 
     def logs(self, receipts: list[Receipt]) -> dict[tuple[str, int], tuple[bytes, ...]]:

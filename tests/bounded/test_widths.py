@@ -7,8 +7,7 @@ from bounded import load_pipeline
 from msgspec.structs import replace
 from wide_manifest import wide
 
-from exactlyonce.checkpoint.records.columns import pack
-from exactlyonce.checkpoint.records.encoding import LAYOUTS
+from exactlyonce.checkpoint.records.encoding import LAYOUTS, pack
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded import catch_up
 

@@ -9,8 +9,15 @@ import msgspec
 import pytest
 from blank_manifest import blank_committable, blank_manifest
 
-from exactlyonce.checkpoint.records.committable import Written
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, Output, SourceOffset
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Manifest,
+    OperatorSnapshot,
+    OrderLog,
+    Output,
+    SourceOffset,
+    Written,
+)
 
 REF = BlockRef(1, 5, "block/1/1/totals/0/0/0-ab", 10, b"x" * 32)
 COMMITTABLE = blank_committable(

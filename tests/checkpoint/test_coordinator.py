@@ -7,8 +7,7 @@ from scripted_job import INTERVAL_MS, TIMEOUT_MS, ScriptedJob, play, precommit, 
 
 from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, LeftOut, PendingCheckpoint, Phases, Tick
 from exactlyonce.checkpoint.leader import LATE_MIN, LATE_SPAN, LateRecords
-from exactlyonce.checkpoint.records.manifest import OrderLog
-from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, SubtaskStats
+from exactlyonce.checkpoint.records.manifest import AbortedCheckpoint, OrderLog, SubtaskStats
 from exactlyonce.pipeline.errors import RecordError
 
 

@@ -8,7 +8,8 @@ import pytest
 from scripted_job import INTERVAL_MS, TIMEOUT_MS, ScriptedJob, play, scripts
 
 from exactlyonce.checkpoint import events
-from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS, CheckpointState, JobState
+from exactlyonce.checkpoint.coordinator import JOB_TRANSITIONS, JobState
+from exactlyonce.checkpoint.events import CHECKPOINT_TRANSITIONS, CheckpointState
 from exactlyonce.pipeline.errors import InvariantViolation
 
 

@@ -11,10 +11,16 @@ import pytest
 from scripted_broker import World, committable, finished, finished_after_a_crash, manifest, name
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.of_transactions import REPAIRS_MAX, standing
-from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
-from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Finalized, Repair
-from exactlyonce.checkpoint.transactions.broker_answers import Fate, ListedTransaction, Outcome
+from exactlyonce.checkpoint.commits.kafka import REPAIRS_MAX, standing
+from exactlyonce.checkpoint.records.manifest import (
+    LOSS_ACCEPTED,
+    Committable,
+    Finalized,
+    Repair,
+    TransactionalId,
+    Written,
+)
+from exactlyonce.checkpoint.requests import Fate, ListedTransaction, Outcome
 from exactlyonce.pipeline.errors import Halt, Undetermined
 
 # --- finish ---------------------------------------------------------------------------------------------------------

@@ -10,10 +10,16 @@ import pytest
 from blank_manifest import blank_committable
 from scripted_broker import name, precommit, transactions
 
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.records.committable import Committable, Precommit, Written
-from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Request, drive
-from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
+from exactlyonce.checkpoint.events import Refuse
+from exactlyonce.checkpoint.records.manifest import Committable, Precommit, Written
+from exactlyonce.checkpoint.requests import (
+    DescribeProducers,
+    DescribeTransactions,
+    ProducerState,
+    Request,
+    TransactionState,
+    drive,
+)
 
 
 class Asked:

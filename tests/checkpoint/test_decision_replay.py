@@ -7,8 +7,7 @@ import pytest
 from scripted_broker import World, committable, finished, finished_after_a_crash, manifest, name
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.records.committable import Committable, Written, shares
-from exactlyonce.checkpoint.records.manifest import Finalized, Repair
+from exactlyonce.checkpoint.records.manifest import Committable, Finalized, Repair, Written, shares
 from exactlyonce.pipeline.errors import Halt
 
 GONE = "compaction removed them"

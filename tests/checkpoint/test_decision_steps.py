@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,23 +11,22 @@ import pytest
 from scripted_broker import BLOCK, MANIFEST, World, committable, manifest, name, precommit, transactions
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided, Dropped, Unresolved, decide, finalize
-from exactlyonce.checkpoint.records.committable import Committable, Precommit
+from exactlyonce.checkpoint.decision import Dropped, decide, finalize
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Refuse, Unresolved, Verdict
 from exactlyonce.checkpoint.records.encoding import TooLarge
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Output, StagedAck, StoredBlock
+from exactlyonce.checkpoint.records.manifest import (
+    Committable,
+    Finalized,
+    Manifest,
+    Output,
+    Precommit,
+    StoredBlock,
+)
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, InvariantViolation, Undetermined
 
 Check = Callable[[], ask.Procedure[Refuse | None]]
-
-
-@dataclass(frozen=True)
-class Plan:
-    precommits: Sequence[Precommit]
-    ages_ms: Mapping[str, int]
-    staged: Sequence[StagedAck] = ()
 
 
 # --- decide ---------------------------------------------------------------------------------------------------------
@@ -40,7 +38,7 @@ def decided(
     counted: bool = True,
     known: dict[str, Committable] | None = None,
     checks: Sequence[Check] = (),
-) -> Decided | Refuse | Unresolved:
+) -> Verdict:
     """*counted*: whether precommits were counted as they arrived; *known*: what came of that."""
     protocol = transactions()
     if known is not None:
@@ -48,10 +46,13 @@ def decided(
     elif counted:
         protocol.counted.update(ask.drive(protocol.count(precommits, (Output("out", "t", 1),)), world))
     world.asked.clear()
-    plan = Plan(precommits, {each.transactional_id: 0 for each in precommits})
+    plan = PendingCheckpoint(
+        checkpoint=5, base=4, previous=4, final=False, triggered_ms=0, attempt=0, precommits=list(precommits),
+        ages_ms={each.transactional_id: 0 for each in precommits},
+    )  # fmt: skip
 
     def make(outputs: ask.Outputs) -> Manifest:
-        return protocol.entered(msgspec.structs.replace(manifest(), sinks=outputs), plan, None)
+        return protocol.with_committables(msgspec.structs.replace(manifest(), sinks=outputs), plan, None)
 
     def expire(made: Manifest) -> ask.Procedure[Dropped]:
         assert made in world.appended, "blocks expire only after the manifest is durable"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_job import ScriptedJob, play, scripts
 
-from exactlyonce.checkpoint.coordinator import DECLINED_NOTE_INTERVAL_MS
-from exactlyonce.checkpoint.savepoint_requests import TRIES_MAX
+from exactlyonce.checkpoint.coordinator import DECLINED_NOTE_INTERVAL_MS, TRIES_MAX
 
 
 @scripts("""

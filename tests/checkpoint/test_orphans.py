@@ -9,7 +9,7 @@ import pytest
 from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.block_storage import Scanned
-from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.kept_blocks import BlockRetention
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SAVEPOINT, BlockRef, Finalized, Incarnation, StoredBlock
@@ -89,8 +89,8 @@ class Kept:
         return left > 0 or storage in self.away
 
 
-def known(storage: str, *, num_retained: int = 2) -> KnownBlocks:
-    return KnownBlocks(CheckpointSettings(num_retained=num_retained, storage=storage))
+def known(storage: str, *, num_retained: int = 2) -> BlockRetention:
+    return BlockRetention(CheckpointSettings(num_retained=num_retained, storage=storage))
 
 
 def test_orphans_go_wherever_checkpoints_were_kept() -> None:

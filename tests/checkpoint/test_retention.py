@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
+from exactlyonce.checkpoint.kept_blocks import BlockUse, by_storage
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.retention import Ledger, by_storage
 
 
 def block(number: int, storage: str = TOPIC) -> StoredBlock:
@@ -21,21 +21,21 @@ def blocks(*numbers: int) -> tuple[StoredBlock, ...]:
 
 
 def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> None:
-    ledger = Ledger(1)
+    ledger = BlockUse(1)
     ledger.completed(1, by_storage(blocks(1)))
     ledger.written(1, [block(1)._replace(ref=msgspec.structs.replace(block(1).ref, sha256=b"other"))])
     assert ledger.expire() == ((), ())
 
 
 def test_a_storage_that_has_two_names() -> None:
-    ledger = Ledger(1)
+    ledger = BlockUse(1)
     ledger.completed(1, by_storage([block(1, "file:///mnt/blocks")]))
     ledger.written(1, [block(1, "file:///link"), block(2, "file:///link")])
     assert ledger.expire() == ((), (block(2, "file:///link"),))
 
 
 def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
-    ledger = Ledger(1)
+    ledger = BlockUse(1)
     ledger.completed(1, by_storage(blocks(1)))
     ledger.completed(2, by_storage(blocks(2)))
     assert ledger.expire(pinned=[1]) == ((), ())
@@ -44,7 +44,7 @@ def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
 
 
 def test_a_block_that_is_reported_twice_belongs_to_the_first_checkpoint() -> None:
-    ledger = Ledger(1)
+    ledger = BlockUse(1)
     ledger.written(1, blocks(1))
     ledger.written(9, blocks(1))
     ledger.completed(2, by_storage(blocks(2)))
@@ -54,7 +54,7 @@ def test_a_block_that_is_reported_twice_belongs_to_the_first_checkpoint() -> Non
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_that_is_needed_is_ever_dropped_and_nothing_is_dropped_twice(seed: int) -> None:
     rng = random.Random(seed)
-    ledger = Ledger(rng.randint(1, 3))
+    ledger = BlockUse(rng.randint(1, 3))
     needs: dict[int, set[StoredBlock]] = {0: set()}
     kept: set[int] = set()
     written: set[StoredBlock] = set()

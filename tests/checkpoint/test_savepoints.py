@@ -6,10 +6,10 @@ import pytest
 from scripted_job import TIMEOUT_MS, ScriptedJob, manifest, play, scripts
 
 from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.checkpoint.coordinator import FIRST_MAX, TRIES_MAX, SavepointRequests
+from exactlyonce.checkpoint.kept_blocks import BlockUse, by_storage
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.retention import Ledger, by_storage
-from exactlyonce.checkpoint.savepoint_requests import FIRST_MAX, TRIES_MAX, SavepointRequests
 from tests.checkpoint.test_retention import blocks
 
 
@@ -228,7 +228,7 @@ def test_a_savepoints_barrier_holds_back_in_every_mode(exactly_once: bool) -> No
 
 
 def test_savepoints_do_not_count_among_the_retained() -> None:
-    ledger = Ledger(1)
+    ledger = BlockUse(1)
     ledger.completed(1, by_storage(blocks(1)))
     for checkpoint in (2, 3):
         ledger.completed(checkpoint, by_storage(blocks(checkpoint)), keep=True)
@@ -239,7 +239,7 @@ def test_savepoints_do_not_count_among_the_retained() -> None:
 
 
 def test_a_savepoint_that_is_released_goes_when_it_may() -> None:
-    ledger = Ledger(2)
+    ledger = BlockUse(2)
     ledger.completed(1, by_storage(blocks(1, 2)), keep=True)
     ledger.release(1)
     assert ledger.expire() == ((), ())

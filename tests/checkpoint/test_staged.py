@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.of_stores import (
+from exactlyonce.checkpoint.commits.stores import (
     ForeignLedger,
     LedgerBehind,
     StagedCommits,

@@ -29,8 +29,7 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome, drive
 from exactlyonce.cli.commands import run
 from exactlyonce.cli.main import main, parser
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
@@ -38,10 +37,10 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogReques
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.asking import living_run
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.local.reporting import JsonReporter
 from exactlyonce.engines.local.run import Stopper, run_loaded
+from exactlyonce.engines.run_requests import living_run
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
 from exactlyonce.pipeline.loading import load

@@ -9,13 +9,12 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, TopicInfo
 from exactlyonce.cli.text import to_stderr
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines import asking
-from exactlyonce.engines.asking import NotAnswered, cancelled_since, ended_behind
+from exactlyonce.engines import run_requests
+from exactlyonce.engines.run_requests import NotAnswered, cancelled_since, ended_behind
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from tests.cli.conftest import manifest
@@ -93,20 +92,20 @@ TOPIC = TopicInfo("p.checkpoints", "id", 2, 1)
 CONFIG, LIVING = ClientConfig({"bootstrap.servers": "h:1"}), msgspec.structs.replace(ENDED, ended=False)
 PENDING: dict[str, tuple[Callable[[], object], str]] = {
     "savepoint": (
-        lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=False, note=to_stderr),
+        lambda: run_requests.savepoint(CONFIG, "p", LIVING, 0, stop=False, note=to_stderr),
         "p was asked for a savepoint, and may still take it. `exactlyonce savepoints list p` shows whether it has; a "
         "savepoint is kept until `exactlyonce savepoints delete p N`.",
     ),
     "stop": (
-        lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=True, note=to_stderr),
+        lambda: run_requests.savepoint(CONFIG, "p", LIVING, 0, stop=True, note=to_stderr),
         "may still take it, and end behind it.",
     ),
     "cancel": (
-        lambda: asking.cancel(CONFIG, TOPIC, history(LIVING, SAVEPOINT), LIVING, 0, to_stderr),
+        lambda: run_requests.cancel(CONFIG, TOPIC, history(LIVING, SAVEPOINT), LIVING, 0, to_stderr),
         "was asked to end as cancelled",
     ),
     "delete": (
-        lambda: asking.delete(CONFIG, "p", 41, 0, to_stderr),
+        lambda: run_requests.delete(CONFIG, "p", 41, 0, to_stderr),
         "p was asked to delete savepoint 41, and may still do so: `exactlyonce savepoints list p` shows whether",
     ),
 }
@@ -118,10 +117,10 @@ def test_who_waits_no_longer(
     action: str, how: BaseException | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run may have seen the request: the message says what it may still do, and how to see that."""
-    monkeypatch.setattr(asking, "Mailbox", type("_", (_Deaf,), {"raising": how}))
-    monkeypatch.setattr(asking, "read_history", lambda *args: history(LIVING, SAVEPOINT))
-    monkeypatch.setattr(asking, "living_run", lambda found: LIVING)
-    monkeypatch.setattr(asking, "find_topic", lambda *args: TOPIC)
+    monkeypatch.setattr(run_requests, "Mailbox", type("_", (_Deaf,), {"raising": how}))
+    monkeypatch.setattr(run_requests, "read_history", lambda *args: history(LIVING, SAVEPOINT))
+    monkeypatch.setattr(run_requests, "living_run", lambda found: LIVING)
+    monkeypatch.setattr(run_requests, "find_topic", lambda *args: TOPIC)
     call, said = PENDING[action]
     with pytest.raises(NotAnswered if how is None else type(how)) as raised:
         call()
@@ -130,17 +129,17 @@ def test_who_waits_no_longer(
 
 def test_a_silent_run_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a heartbeat it may be restarting; only one that has said that it ended is over. Each is told once."""
-    monkeypatch.setattr(asking, "Mailbox", _Deaf)
-    monkeypatch.setattr(asking, "POLL_S", 0.001)
-    monkeypatch.setattr(asking, "QUIET_MS", 0)
+    monkeypatch.setattr(run_requests, "Mailbox", _Deaf)
+    monkeypatch.setattr(run_requests, "POLL_S", 0.001)
+    monkeypatch.setattr(run_requests, "QUIET_MS", 0)
     beating = msgspec.structs.replace(LIVING, heartbeat_ms=SystemClock().now_ms())
     for newest, said, noted in (
         (beating, "Process 1 on box has not done", "Waiting for process 1 on box: its last heartbeat was "),
         (LIVING, "The run, which is silent, has not done", "process 1 on box, has written no heartbeat for 30 s. If"),
         (ENDED, "The run of p has ended", ""),
     ):
-        monkeypatch.setattr(asking, "read_history", lambda *args, newest=newest: history(newest, SAVEPOINT))
+        monkeypatch.setattr(run_requests, "read_history", lambda *args, newest=newest: history(newest, SAVEPOINT))
         notes: list[str] = []
         with pytest.raises(NotAnswered, match=said):
-            asking.delete(CONFIG, "p", 41, 50, notes.append)
+            run_requests.delete(CONFIG, "p", 41, 50, notes.append)
         assert [noted in note for note in notes] == [True] * bool(noted)

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Procedure
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.checkpoint.records.manifest import TopicInfo
+from exactlyonce.checkpoint.requests import Outcome, Procedure
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-from exactlyonce.engines import asking, traces
-from exactlyonce.engines.short_incarnation import connected
+from exactlyonce.engines import pipeline_resources, run_requests
+from exactlyonce.engines.maintenance_leader import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
 
@@ -60,7 +59,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path) -> None:
         cancelling = orders.command.start("cancel", orders.name, "--json", **armed(tmp_path, "erasing-topic", "stop"))
         assert run.wait() == 0
         wait_until((tmp_path / "fired" / "erasing-topic").exists)
-        found = other.submit(asking.cancel, orders.config, topic, seen, living, LIMIT_S * 1000, print)
+        found = other.submit(run_requests.cancel, orders.config, topic, seen, living, LIMIT_S * 1000, print)
         with pytest.raises(TimeoutError):
             found.result(5)
         cancelling.send_signal(signal.SIGCONT)
@@ -71,7 +70,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path) -> None:
 
 def living_run(orders: Orders) -> tuple[TopicInfo, History, Any]:
     topic, seen = read_topic(orders.config, orders.name)
-    living = asking.living_run(seen)
+    living = run_requests.living_run(seen)
     assert living is not None
     return topic, seen, living
 
@@ -80,7 +79,7 @@ def condemned(orders: Orders) -> tuple[TopicInfo, History]:
     """A run was cancelled, and nobody has begun to delete its checkpoints."""
     with orders.running(*DELETING) as run:
         topic, seen, living = living_run(orders)
-        found = asking.cancel(orders.config, topic, seen, living, LIMIT_S * 1000, print)
+        found = run_requests.cancel(orders.config, topic, seen, living, LIMIT_S * 1000, print)
         assert run.wait() == 0
     assert found.condemned
     return topic, found
@@ -96,8 +95,8 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
         begun.append(orders.begun_elsewhere())
         return last_look(*arguments)
 
-    monkeypatch.setattr(traces, "last_look", slow)
-    traces.erase_condemned(orders.config, topic, found, print)
+    monkeypatch.setattr(pipeline_resources, "last_look", slow)
+    pipeline_resources.erase_condemned(orders.config, topic, found, print)
     assert begun[0]() is Outcome.DONE, "it was not fenced"
 
 

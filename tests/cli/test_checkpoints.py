@@ -10,11 +10,20 @@ import msgspec
 import pytest
 from blank_manifest import blank_committable
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, CheckpointStats, SubtaskStats
+from exactlyonce.checkpoint.records.manifest import (
+    AbortedCheckpoint,
+    CheckpointStats,
+    Committable,
+    Finalized,
+    Incarnation,
+    Manifest,
+    OperatorSnapshot,
+    SourceOffset,
+    SubtaskStats,
+    Written,
+)
 from exactlyonce.cli.commands.checkpoints import as_json, as_text, opened_as_text
 from exactlyonce.engines.spark.sink.position import Position, Tally
 from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView, lags, recorded

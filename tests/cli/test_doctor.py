@@ -14,30 +14,27 @@ from confluent_kafka import Producer
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset, TopicInfo
+from exactlyonce.checkpoint.requests import ProducerState, TransactionState
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 from exactlyonce.cli.commands.doctor import as_text
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
-from exactlyonce.engines import traces as traces_module
+from exactlyonce.engines import pipeline_resources
 from exactlyonce.engines.blocks import block_storage, references
-from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
+from exactlyonce.engines.pending_output import StagedOutput, WaitingOutput
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.views.doctor import blocks as doctor_blocks
+from exactlyonce.views.doctor import checks as doctor_checks
 from exactlyonce.views.doctor import examination
 from exactlyonce.views.doctor import readers as doctor_readers
-from exactlyonce.views.doctor import stores as doctor_stores
-from exactlyonce.views.doctor.examination import examine, topic_facts, traces_of
+from exactlyonce.views.doctor.checks import RightsCheck, check_inputs
+from exactlyonce.views.doctor.examination import examine, resources_of, topic_facts
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
-from exactlyonce.views.doctor.inputs import check_inputs
 from exactlyonce.views.doctor.readers import ReadersCheck
-from exactlyonce.views.doctor.rights import RightsCheck
 from exactlyonce.views.rights import TOPIC, Right
 from exactlyonce.views.unclaimed_blocks import BlockSurvey
 from tests.cli.conftest import Orders, wait_until
@@ -48,8 +45,8 @@ NOWHERE = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
 
 def examined(orders: Orders, *, later_ms: int = 0, deep: bool = False, older_than_ms: int = 60_000) -> Findings:
     now_ms, settings = SystemClock().now_ms() + later_ms, CheckpointSettings()
-    traces = traces_of(orders.config, orders.name, None)
-    _, found = examine(orders.config, traces, None, settings, now_ms=now_ms, older_than_ms=older_than_ms, deep=deep)
+    resources = resources_of(orders.config, orders.name, None)
+    _, found = examine(orders.config, resources, None, settings, now_ms=now_ms, older_than_ms=older_than_ms, deep=deep)
     return found
 
 
@@ -242,7 +239,7 @@ def test_orphans_that_no_run_looks_for() -> None:
     seen = BlockSurvey({2: frozenset({refs[1]})}, {"": Scanned(tuple(refs), (0, 10))}, (0, 5))
     subject: Any = SimpleNamespace(name="p", sign_of_life="")
     newest: Any = SimpleNamespace(checkpoint=2)
-    doctor_blocks._orphans(subject, newest, seen, found)
+    doctor_checks._orphans(subject, newest, seen, found)
     assert [(each.level, each.what[:20]) for each in found.diagnoses] == [
         (NOTE, "1 block (10 B) of no"),
         (PROBLEM, "1 block (10 B) of no"),
@@ -255,10 +252,10 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     before.manifests[4] = after.manifests[4] = SimpleNamespace(checkpoint=4, ledger=(("behind", 0, 4),))
     after.manifests[5] = SimpleNamespace(checkpoint=5, ledger=(("behind", 0, 4),))
     before.finalized[4] = after.finalized[4] = True
-    monkeypatch.setattr(doctor_stores, "find_topic", lambda *_: TopicInfo("p.checkpoints", "id", 2, 1))
+    monkeypatch.setattr(doctor_checks, "find_topic", lambda *_: TopicInfo("p.checkpoints", "id", 2, 1))
     found = Findings()
     views = {
-        "refuses": StoreView(problem="max_prepared_transactions is 0."),
+        "refuses": StoreView(problem="there is no table."),
         "bucket": StoreView(risk="a lifecycle rule aborts uploads after 7 days"),
         "lake": StoreView(growth="has 1,001 snapshots: expire old ones"),
         "behind": StoreView(origin="id", ledger={0: 3}),
@@ -270,7 +267,7 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
         graph=object(), staged=StagedOutput(views=views), history=before, history_now=after, newest=before.latest,
         name="p", sign_of_life="it runs", config=NOWHERE,
     )  # fmt: skip
-    doctor_stores.check_stores(subject, found)
+    doctor_checks.check_stores(subject, found)
     assert [each.what[:44] for each in found.diagnoses] == [
         "The store of sink refuses does not take what",
         "Waiting output of sink bucket may be removed",
@@ -344,21 +341,21 @@ def unanswered(*_: object) -> Any:
 def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """One unanswered question leaves the rest examined, with the log unread. Without any broker nothing is examined."""
     there = TopicInfo("p.checkpoints", "id", 2, 1)
-    monkeypatch.setattr(traces_module, "find", unanswered)
+    monkeypatch.setattr(pipeline_resources, "find", unanswered)
     monkeypatch.setattr(examination, "find_topic", lambda *_: there)
-    traces = traces_of(NOWHERE, "p", None)
-    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "no broker answers")
+    resources = resources_of(NOWHERE, "p", None)
+    assert (resources.topic, resources.history, resources.unreadable) == (there.name, None, "no broker answers")
     monkeypatch.setattr(examination, "find_topic", unanswered)
     with pytest.raises(BrokerUnavailable):
-        traces_of(NOWHERE, "p", None)
+        resources_of(NOWHERE, "p", None)
 
 
 def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """That check fails, and nothing is said of what it would have counted."""
-    monkeypatch.setattr(doctor_blocks, "find_topic", unanswered)
+    monkeypatch.setattr(doctor_checks, "find_topic", unanswered)
     found = Findings()
     subject: Any = SimpleNamespace(history=object(), newest=object(), name="p", config=NOWHERE)
-    doctor_blocks.check_blocks(subject, found, deep=False)
+    doctor_checks.check_blocks(subject, found, deep=False)
     assert [(each.why, each.failed) for each in found.unchecked] == [("no broker answers", True)]
 
 
@@ -374,7 +371,7 @@ def test_input_that_was_truncated() -> None:
     read = SourceOffset("s", "t", "id", 0, 10, leader_epoch=3)
     newest = blank_manifest(checkpoint=4, offsets=(read,))
     subject: Any = SimpleNamespace(
-        inputs=["t"], read_elsewhere={}, newest=newest, history=None, name="p", traces=SimpleNamespace(is_sink=False)
+        inputs=["t"], read_elsewhere={}, newest=newest, history=None, name="p", resources=SimpleNamespace(is_sink=False)
     )
     facts = {"t": TopicFacts("t", "id", (1,), (1,), None)}
     for end, epoch_end, why in (

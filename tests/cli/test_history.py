@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.records.manifest import HISTORY, HISTORY_ENDED
 from tests.cli.conftest import Orders, armed
 
 HANDLED, MORE = 700, 70
-BACKFILL = ("backfill", "orders:pipeline", "--on", "driver", "--chunk-records", "200", "--no-output")
+BACKFILL = ("backfill", "orders:pipeline", "--on", "driver", "--no-output")
 
 
 def handled_by_another(orders: Orders) -> None:
@@ -35,15 +35,22 @@ def outputs(orders: Orders) -> list[int]:
 
 @pytest.mark.broker
 def test_each_record_has_its_output_once(orders: Orders) -> None:
-    """The history is killed within: a run is refused there, and the same command goes on. Then the run writes what
-    comes after the group's offsets, with the totals of all records before."""
+    """Histories are begun and killed before a record of them is in a checkpoint, the first one and one after another: a
+    run is refused there, and the same command goes on. Then the run writes what comes after the group's offsets, with
+    the totals of all records before."""
     handled_by_another(orders)
     before = outputs(orders)
     orders.write(MORE)
+    some_history = (*BACKFILL, "--to", json.dumps({f"{orders.name}-orders": {0: 10, 1: 20}}))
+    begun = orders.command.process(*some_history, **armed(orders.command.folder, "unit-computed"))
+    assert (begun.code, orders.newest().checkpoint) == (-signal.SIGKILL, 0), begun
+    orders.run_refused("is within a history that is computed without output")
+    some = orders.command.done(*some_history, "--json")
+    assert (some.json["records_in"], orders.newest().kind) == (30, HISTORY_ENDED)
     history = (*BACKFILL, "--to", f"group:{orders.name}-legacy")
-    killed = orders.command.process(*history, **armed(orders.command.folder, "advance-published", "kill@3"))
+    killed = orders.command.process(*history, **armed(orders.command.folder, "advance-computed", "kill@2"))
     assert killed.code == -signal.SIGKILL, killed
-    assert orders.newest().kind == HISTORY
+    assert (orders.newest().kind, sum(at.offset for at in orders.newest().offsets)) == (HISTORY, 30)
     orders.run_refused("is within a history that is computed without output")
     ended = orders.command.done(*history, "--json")
     assert (ended.json["records_out"], orders.newest().kind) == (0, HISTORY_ENDED)

@@ -10,16 +10,14 @@ import shlex
 import subprocess
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 
 import pytest
-from generate import commands
+from generate import COMMAND_LINE, command_line, commands
 
 from exactlyonce.cli.commands import explain
 from exactlyonce.cli.main import main, parser
 from tests.cli.conftest import Command
 
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
 CANARY = "canary-5f2e"
 
 
@@ -34,10 +32,10 @@ def test_version(command: Command) -> None:
 
 
 def test_help_is_the_documented_one(command: Command) -> None:
-    """The help that a process prints; tests/test_docs_tables.py compares that of every command."""
+    """The help that a process prints, and that the site shows; it has that of every command."""
     ended = command("savepoints", "list", "--help", COLUMNS="100")
     assert (ended.code, ended.err) == (0, "")
-    page = DOCUMENTED.read_text()
+    page = command_line(COMMAND_LINE.read_text())
     assert f"```text\n$ exactlyonce savepoints list --help\n{ended.out}```\n" in page
     assert (
         max(len(line) for block in re.findall(r"--help\n(.*?)```", page, re.DOTALL) for line in block.splitlines())
@@ -76,7 +74,7 @@ def test_help_loads_no_client(command: Command) -> None:
     ("arguments", "message"),
     [
         ((), "the following arguments are required: COMMAND"),
-        (("rnu",), "invalid choice: 'rnu'. Did you mean run?\n"),
+        (("rnu",), "error: argument COMMAND: invalid choice: 'rnu'. Did you mean run?\n"),
         (("status",), "invalid choice: 'status'. Did you mean top?\n"),
         (("savepoints", "lst"), "invalid choice: 'lst'. Did you mean list?\n"),
         (("dump",), "invalid choice: 'dump' (choose from demo, init, "),
@@ -85,7 +83,7 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--workers", "2"), "unrecognized arguments: --workers. Did you mean --parallelism?\n"),
         (("backfill", "a:b", "--until", "latest"), "unrecognized arguments: --until. Did you mean --to?\n"),
         (("run",), "the following arguments are required: MODULE:PIPELINE"),
-        (("run", "a:b", "--until", "never"), "argument --until: until is 'never': choose one of running, latest."),
+        (("run", "a:b", "--until", "never"), "argument --until: until is 'never'. Write one of: running, latest."),
         (("run", "a:b", "--parallelism", "two"), "argument --parallelism: parallelism is 'two': write a whole number."),
         (("run", "a:b", "--parallelism", "0"), "argument --parallelism: parallelism is 0: it must be at least 1."),
         (("run", "a:b", "--checkpoint-interval", "5"), "argument --checkpoint-interval: checkpoint_interval ("),
@@ -97,7 +95,9 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--paralelism", "2"), "run: error: unrecognized arguments: --paralelism. Did you mean --para"),
         (("savepoints", "list", "a", "--jsno"), "list: error: unrecognized arguments: --jsno. Did you mean --json?\n"),
         (("--params=x", "checkpoints", "a"), "unrecognized arguments: --params: options go after the command"),
-        (("doctor", "a", "x"), "unrecognized arguments: words without an option before them"),
+        (("doctor", "a", "x"), "unrecognized arguments: words without an option before them (a value with"),
+        (("config", "show", "a:b"), "It takes no pipeline: all have the same settings\n"),
+        (("checkpoints", "a", "--limit", "2"), "unrecognized arguments: --limit. Did you mean --last?\n"),
         (("broker", "start", "--port", "99999"), "'99999' is not a port: write a number from 0 to 65535"),
     ],
 )
@@ -151,6 +151,7 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
         (("savepoints", "verify", "a", "x"), "N|URL: it is neither"),
         (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write /folder"),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
+        (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger_ms=1"), "dots: write linger.ms."),
         (("reset", "a"), "No Kafka cluster is named."),
         (("init", "m.py"), "m.py cannot be created: File exists. Name another folder."),
     ],

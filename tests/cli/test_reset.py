@@ -11,22 +11,21 @@ from contextlib import closing
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 
-from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation
-from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, coordinator_id
+from exactlyonce.checkpoint.requests import ListedTransaction
 from exactlyonce.cli.commands.reset import going
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Ended, Orders, manifest, wait_until
 
 NOW_MS = 1_000_000
 
 
-def traces(history: History | None, topic: str | None = "p.checkpoints") -> Traces:
-    return Traces("p", topic, history, "" if history else "damaged", ())
+def resources(history: History | None, topic: str | None = "p.checkpoints") -> PipelineResources:
+    return PipelineResources("p", topic, history, "" if history else "damaged", ())
 
 
 def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool = False) -> History:
@@ -42,25 +41,27 @@ def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool
 
 def test_signs_of_life() -> None:
     fresh, stale = NOW_MS - SILENCE_MS + 1, NOW_MS - SILENCE_MS
-    sign = traces(history("checkpoint", heartbeat_ms=fresh)).sign_of_life(NOW_MS)
+    sign = resources(history("checkpoint", heartbeat_ms=fresh)).sign_of_life(NOW_MS)
     assert sign == "process 4212 on box ran it 30.0 s ago"
-    assert traces(history("final", heartbeat_ms=fresh)).sign_of_life(NOW_MS) == sign
-    assert traces(history("checkpoint", heartbeat_ms=fresh, ended=True)).sign_of_life(NOW_MS) == ""
-    assert traces(history("checkpoint", heartbeat_ms=stale)).sign_of_life(NOW_MS) == ""
-    assert traces(history("checkpoint", heartbeat_ms=NOW_MS + 60_000)).sign_of_life(NOW_MS) != ""
+    assert resources(history("final", heartbeat_ms=fresh)).sign_of_life(NOW_MS) == sign
+    assert resources(history("checkpoint", heartbeat_ms=fresh, ended=True)).sign_of_life(NOW_MS) == ""
+    assert resources(history("checkpoint", heartbeat_ms=stale)).sign_of_life(NOW_MS) == ""
+    assert resources(history("checkpoint", heartbeat_ms=NOW_MS + 60_000)).sign_of_life(NOW_MS) != ""
     begun = History("p")
     begun.admit(Incarnation(incarnation=1, host="box", process=4212, started_at_ms=NOW_MS, heartbeat_ms=NOW_MS))
-    assert traces(begun).sign_of_life(NOW_MS) == ""
-    assert traces(None).sign_of_life(NOW_MS) != ""
-    assert traces(None, topic=None).sign_of_life(NOW_MS) == ""
+    assert resources(begun).sign_of_life(NOW_MS) == ""
+    assert resources(None).sign_of_life(NOW_MS) != ""
+    assert resources(None, topic=None).sign_of_life(NOW_MS) == ""
 
 
 def test_what_goes() -> None:
     listed = (ListedTransaction("eo:p:out:0:1.0:0", 1, "Ongoing"), ListedTransaction("eo:p:out:0:1.0:1", 2, "Empty"))
-    shown = dict(going(Traces("p", "p.checkpoints", history("final", heartbeat_ms=0, finalized=False), "", listed)))
+    shown = dict(
+        going(PipelineResources("p", "p.checkpoints", history("final", heartbeat_ms=0, finalized=False), "", listed))
+    )
     assert shown["checkpoints"] == "1, and all state: topic p.checkpoints"
-    assert dict(going(traces(History("p"))))["checkpoints"] == "none, and all state: topic p.checkpoints"
-    assert dict(going(traces(None)))["checkpoints"] == "unreadable ones: topic p.checkpoints"
+    assert dict(going(resources(History("p"))))["checkpoints"] == "none, and all state: topic p.checkpoints"
+    assert dict(going(resources(None)))["checkpoints"] == "unreadable ones: topic p.checkpoints"
     assert shown["transactions"] == "1 open, to be aborted; 2 ids fenced, so that no older process can write"
     assert shown[""] == "Checkpoint 1 is decided, but its output may not be visible yet: a run would finish it."
 

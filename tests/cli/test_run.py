@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pytest
 
-from exactlyonce.cli.lines import show_from_handler
+from exactlyonce.cli.text import show_from_handler
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Command, Orders, children_of, wait_until

@@ -17,10 +17,10 @@ from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Operato
 from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
 from exactlyonce.cli.commands.savepoints import as_text
-from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import main, parser
+from exactlyonce.cli.text import new_namespace
 from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
-from exactlyonce.engines import asking
+from exactlyonce.engines import run_requests
 from exactlyonce.engines.savepoints import retained
 from exactlyonce.pipeline.errors import ConfigError
 from tests.cli.conftest import manifest
@@ -63,9 +63,9 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
     def prepared(*requests: str, export: Any = None, delete: Any = None) -> Manifest:
         taken = msgspec.structs.replace(history(finalized=1).manifests[1], kind="savepoint", requests=requests)
         answers: dict[tuple[Any, str], Any] = {
-            (asking, "living_run"): lambda history: object(),
-            (asking, "savepoint"): lambda *args, **options: taken,
-            (asking, "delete"): delete or Mock(),
+            (run_requests, "living_run"): lambda history: object(),
+            (run_requests, "savepoint"): lambda *args, **options: taken,
+            (run_requests, "delete"): delete or Mock(),
             (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
             (retained, "open_savepoint"): lambda config, manifest: nullcontext(),
         }
@@ -126,15 +126,17 @@ def test_an_export_is_named_once_it_is_whole(
 def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each try would leave a savepoint else. A place that takes one is left as it was."""
+    """Each try would leave a savepoint else. A place that takes one is left as it was, or made."""
     monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))
-    with pytest.raises(ConfigError, match="create the folder, or mount it"):
-        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/none"]))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made, for a file is where a folder is needed"):
+        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/file/kept"]))
+    (tmp_path / "file").unlink()
     with pytest.raises(RuntimeError, match="looked for"):
-        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}"]))
-    assert not any(tmp_path.iterdir())
+        savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/new/kept"]))
+    assert [*tmp_path.rglob("*")] == [tmp_path / "new", tmp_path / "new" / "kept"]
 
 
 def listed(number: int, partitions: int) -> Manifest:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.connectors.blocks.local import LocalFolder
-from exactlyonce.engines import asking
+from exactlyonce.checkpoint.requests import Outcome
+from exactlyonce.connectors.filestore.local import LocalStore
+from exactlyonce.engines import run_requests
+from exactlyonce.engines.maintenance_leader import short_incarnation
 from exactlyonce.engines.savepoints import exported, retained
-from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until
@@ -66,31 +66,32 @@ def test_a_run_that_begins_while_one_is_deleted(orders: Orders, monkeypatch: pyt
     assert first in orders.history().savepoints
 
 
-PUT = LocalFolder.put
+PUT = LocalStore.put
 
 
-def full(folder: LocalFolder, name: str, content: bytes, aside: str) -> None:
+def full(folder: LocalStore, name: str, content: bytes, aside: str) -> None:
     PUT(folder, name, content, aside)
     raise StorageUnavailable(f"{folder.url} is full: make room there.")
 
 
 def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing place takes no savepoint. A later failure keeps it and says how to delete it."""
+    """A place that can be no folder takes no savepoint. A later failure keeps it and says how to delete it."""
     monkeypatch.setattr(exported, "AWAY_TIMEOUT_S", -1.0)  # it is not asked for half a minute
     backups = tmp_path / "backups"
     line = ("savepoint", orders.name, "--to", f"file://{backups}")
     with orders.running() as run:
-        orders.command.refused("create the folder, or mount it", *line)
+        backups.touch()
+        orders.command.refused("a file is where a folder is needed", *line)
         assert not any(each.is_savepoint for each in orders.history().retained)
-        backups.mkdir()
+        backups.unlink()
         with monkeypatch.context() as patched:
-            patched.setattr(LocalFolder, "put", full)
+            patched.setattr(LocalStore, "put", full)
             failed = orders.command(*line)
         (kept,) = [each.checkpoint for each in orders.history().retained if each.is_savepoint]
         assert run.stop() == 0
     assert (failed.code, f"savepoints delete {orders.name} {kept}`" in failed.err) == (4, True), failed
     with monkeypatch.context() as patched:
-        patched.setattr(LocalFolder, "put", full)
+        patched.setattr(LocalStore, "put", full)
         orders.command.refused("is full", *line, code=4)
     assert list(backups.iterdir()) == []
     orders.command.done(*line)
@@ -121,11 +122,11 @@ def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, 
     options = ("run", "orders:pipeline", "--checkpoint-interval", "10m", "--parallelism", "2")
     with orders.command.start(*options, **armed(tmp_path, place, "stop")) as killed, ThreadPoolExecutor(1) as asker:
         wait_until(orders.lives, lambda: killed.poll() is None)
-        living = asking.living_run(orders.history())
+        living = run_requests.living_run(orders.history())
         assert living is not None
         # Asked in this process, where a silent run does not count as dead.
         asking_for = orders.config, orders.name, living, LIMIT_S * 1000
-        asked = asker.submit(asking.savepoint, *asking_for, stop=True, note=notes.append)
+        asked = asker.submit(run_requests.savepoint, *asking_for, stop=True, note=notes.append)
         wait_until(lambda: (tmp_path / "fired" / place).exists(), lambda: killed.poll() is None)
         killed.kill()
         killed.communicate(timeout=LIMIT_S)

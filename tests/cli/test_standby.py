@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint import succession
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.engines.local import run
 from exactlyonce.pipeline.errors import Fenced
 from exactlyonce.testing.cluster import LIMIT_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from exactlyonce.cli.commands.state import _rows
 from exactlyonce.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.loading import load
+from exactlyonce.savepoints import write_state
 from tests.cli.conftest import Ended, Orders
 
 ROWS: list[dict[str, Any]] = [{"key": f"c{number}", "state": 1000 * number} for number in range(7)]
@@ -25,7 +27,6 @@ ROWS: list[dict[str, Any]] = [{"key": f"c{number}", "state": 1000 * number} for 
 @pytest.fixture
 def imported(orders: Orders) -> Callable[..., Ended]:
     """`imported(rows, *options)` imports them for operator `totals`, from offset 200 of each partition on."""
-    (orders.command.folder / "kept").mkdir()
     offsets = json.dumps({f"{orders.name}-orders": {"0": 200, "1": 200}})
 
     def run(rows: Any = ROWS, *options: str, operator: str = "totals") -> Ended:
@@ -36,6 +37,13 @@ def imported(orders: Orders) -> Callable[..., Ended]:
         return orders.command("state", "import", "orders:pipeline", operator, str(place), *to, *begun, *options)
 
     return run
+
+
+def _commit(orders: Orders, group: str, offset: int) -> None:
+    settings = {"bootstrap.servers": orders.kafka.bootstrap_servers, "group.id": group}
+    with closing(Consumer(settings)) as consumer:
+        offsets = [TopicPartition(f"{orders.name}-orders", number, offset) for number in (0, 1)]
+        consumer.commit(offsets=offsets, asynchronous=False)
 
 
 def _left(orders: Orders, first: int) -> dict[str, int]:
@@ -56,10 +64,8 @@ def _left(orders: Orders, first: int) -> dict[str, int]:
 
 def test_a_run_goes_on_from_rows(orders: Orders, imported: Callable[..., Ended]) -> None:
     """The totals are those of the rows, with the orders after the group's offsets, each once, also after a kill."""
-    group, topic = f"{orders.name}-old", f"{orders.name}-orders"
-    settings = {"bootstrap.servers": orders.kafka.bootstrap_servers, "group.id": group}
-    with closing(Consumer(settings)) as consumer:
-        consumer.commit(offsets=[TopicPartition(topic, number, 200) for number in (0, 1)], asynchronous=False)
+    group = f"{orders.name}-old"
+    _commit(orders, group, 200)
     ended = imported(ROWS, "--offsets", f"group:{group}")
     assert ended.code == 0, ended
     url = ended.out.splitlines()[1].removeprefix("Written to ")
@@ -73,6 +79,24 @@ def test_a_run_goes_on_from_rows(orders: Orders, imported: Callable[..., Ended])
     assert orders.states() == {row["key"]: row["state"] + left.get(row["key"], 0) for row in ROWS}
     orders.command.refused("has checkpoints, the newest is", "state", "import", "orders:pipeline", "totals", "-",
                            "--to", str(orders.command.folder), "--offsets", "earliest")  # fmt: skip
+
+
+def test_a_group_that_moves_while_rows_are_read(orders: Orders) -> None:
+    """A program that commits without being a member goes on: its rows count what comes after the offsets taken."""
+    group, folder = f"{orders.name}-old", orders.command.folder / "kept"
+    folder.mkdir()
+    _commit(orders, group, 100)
+
+    def rows() -> Iterator[tuple[str, int]]:
+        yield "c1", 1
+        _commit(orders, group, 200)
+        yield "c2", 2
+
+    with pytest.raises(
+        ConfigError, match=r"has moved from offset 100 of .*-orders\[0\] to 200 while the rows were read"
+    ):
+        write_state(load("orders:pipeline").pipeline, {"totals": rows()}, to=str(folder), offsets=f"group:{group}")
+    assert not [*folder.glob("*")]
 
 
 def test_rows_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +114,9 @@ def test_rows_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rows.jsonl.gz", "rows.parquet"):
         with pytest.raises(ConfigError, match=f"{name} cannot be read: .*Nothing was written"):
             list(_rows(f"{tmp_path}/{name}", None))
+    (tmp_path / "rows.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"rows.jsonl has no rows\. Nothing was written"):
+        list(_rows(f"{tmp_path}/rows.jsonl", None))
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
@@ -134,11 +161,11 @@ def test_what_is_refused(orders: Orders, imported: Callable[..., Ended]) -> None
         assert (ended.code in (2, 3), text in ended.said) == (True, True), (name, ended)
     topic = f"{orders.name}-orders"
     for offsets, text in [
-        ("group:nobody", "the group has no offset there"),
+        ("group:nobody", "with offsets='group:nobody': the group has no offset in topic"),
         ('{"other": {"0": 1}}', f"has none of topic '{topic}'"),
         (json.dumps({topic: {"0": 1}}), f"every partition of {topic} needs one; 1 has none"),
         (json.dumps({topic: {"0": 1, "1": 10_000}}), "and not 10000"),
-        ("yesterday", "is 'yesterday': write group:NAME, earliest"),
+        ("yesterday", "is 'yesterday'. Write one of: earliest, latest, start"),
     ]:
         ended = imported(ROWS, "--offsets", offsets)
         assert (ended.code, text in ended.said) == (2, True), (offsets, ended)

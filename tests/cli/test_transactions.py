@@ -11,13 +11,14 @@ from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines import traces
+from exactlyonce.engines import pending_output as aborting
+from exactlyonce.engines import pending_output as committing
+from exactlyonce.engines import pipeline_resources
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.ending import aborting, committing
+from exactlyonce.engines.pipeline_resources import find
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.engines.traces import find
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until
@@ -118,7 +119,7 @@ def test_a_run_that_begins_while_a_commit_is_under_way(orders: Orders, monkeypat
 
     for module, name, action, says in (
         (committing, "unfinished", "commit", "(process 1 on other-host) has begun since"),
-        (traces, "find", "abort", "has begun meanwhile"),
+        (pipeline_resources, "find", "abort", "has begun meanwhile"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, slow(getattr(module, name)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from exactlyonce.cli.commands.transactions import as_table, in_full
-from exactlyonce.engines.ending.waiting import TRANSACTION, InPartition, WaitingOutput
+from exactlyonce.engines.pending_output import TRANSACTION, InPartition, WaitingOutput
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 NOW_MS = 10_000_000
@@ -15,12 +15,12 @@ OPEN = WaitingOutput(
     producer_id=3, epoch=0, places=(InPartition("order-totals", 1, 40, 700),), next="the next run commits it",
 )  # fmt: skip
 PREPARED = WaitingOutput(
-    name="eo-1-0-7", kind="prepared", state="waits", sink="rows", subtask=2, checkpoint=7,
+    name="eo-1-0-7", kind="rows", state="waits", sink="rows", subtask=2, checkpoint=7,
     started_at_ms=NOW_MS - 61_000, where="set aside in the store",
 )  # fmt: skip
 ROWS = WaitingOutput(
     name="rows:2:7", kind="rows", state="unknown", sink="rows", subtask=2, checkpoint=7, decided_in=8, records=1,
-    started_at_ms=NOW_MS - 5_000, where="3 blocks of the checkpoint topic", holds=False,
+    started_at_ms=NOW_MS - 5_000, where="3 blocks of the checkpoint topic",
 )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from settled import is_readable
 from waiting import until
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
+from exactlyonce.checkpoint.records.manifest import Committable, Written
+from exactlyonce.checkpoint.requests import TransactionState
 from exactlyonce.connectors.kafka import kafka_protocol
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics

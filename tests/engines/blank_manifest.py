@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Committable, Manifest
 
 blank_manifest = partial(
     Manifest, pipeline="p", checkpoint=7, incarnation=1, attempt=0, kind="checkpoint", base=6, previous=6,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.filestore.local import LocalStore
 
 
 @pytest.fixture
@@ -26,6 +26,6 @@ def job_of(run: Callable[..., Any], kafka: Any, topic_name: str) -> Callable[...
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[FileStorage]:
-    with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
+    with closing(FileStorage(LocalStore(tmp_path, "blocks"))) as storage:
         storage.check()
         yield storage

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce import Emit, EventTime, Hopping, Joined, Output, Pipeline, Session, Timers, Tumbling
+from exactlyonce import Count, Emit, EventTime, Hopping, Joined, Output, Pipeline, Session, Timers, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -55,7 +55,7 @@ def joined(name: str, join: str, keep: str = "0s", pause_ms: int = 0) -> Pipelin
     """The events of NAME-in with those of NAME-right, to NAME-out; late ones to NAME-late and NAME-late-right.
 
     *join* is the how= of an interval join, with a window before it as tumbling-full; or self, as-of, lookup or
-    co-process, with -arrival for that order.
+    co-process, with -arrival for that order. Or it is moved: pairs are counted in windows by the time of the left one.
     """
     pipeline, late = Pipeline(name, max_parallelism=8), Output("late", Event)
     lefts = pipeline.source("lefts", _source(f"{name}-in", value=Event)).key_by(by_user)
@@ -76,13 +76,23 @@ def joined(name: str, join: str, keep: str = "0s", pause_ms: int = 0) -> Pipelin
             order: Any = "arrival" if how == "arrival" else "time"
             results = lefts.co_process("joined", rights, PairsNewest, order=order, late=late, late_right=late_right)
         else:
+            how = "inner" if join == "moved" else how
             options: Any = {"how": how, "window": WINDOWS[window]} if window else {"how": how, "within": ("-1s", "3s")}
             results = lefts.join("joined", rights, late=late, late_right=late_right, **options)
         results.side(late_right).sink("late-right", KafkaSink(f"{name}-late-right"))
-    slow = results.peek(lambda _: time.sleep(pause_ms / 1000), id="slow")  # a slow user function
+    given = _by_left(results, name) if join == "moved" else results
+    slow = given.peek(lambda _: time.sleep(pause_ms / 1000), id="slow")  # a slow user function
     slow.sink("out", KafkaSink(f"{name}-out"))
     results.side(late).sink("late", KafkaSink(f"{name}-late"))
     return pipeline
+
+
+def _by_left(pairs: Any, name: str) -> Any:
+    late = Output("late-pairs", Joined[str, Event, Event])
+    moved = pairs.with_time(lambda pair: pair.left.at, disorder="2s").key_by(lambda pair: pair.key)
+    counts = moved.window(Tumbling("5s")).aggregate("counts", Count(), late=late)
+    counts.side(late).sink("late-pairs", KafkaSink(f"{name}-late-pairs"))
+    return counts
 
 
 def _source(topic: str, read: Any = KafkaSource, **options: Any) -> Any:

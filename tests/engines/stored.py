@@ -12,7 +12,7 @@ import msgspec
 from pipelines import Total, copied_and_summed, reading
 
 from exactlyonce import Pipeline
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.delivery import AT_MOST_ONCE, Delivery, StoreDelivery
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
@@ -111,7 +111,7 @@ class SqliteStore:
 
 
 class SqliteSink(WriteAheadSink[Any]):
-    def __init__(self, path: str, delivery: Delivery = "exactly_once", label: str = "") -> None:
+    def __init__(self, path: str, delivery: StoreDelivery = "exactly_once", label: str = "") -> None:
         self._path, self.delivery, self._label = path, delivery, label
 
     def describe(self, type_: Any) -> dict[str, Any]:
@@ -129,10 +129,11 @@ def totals(name: str, database: str, folder: str = "", label: str = "") -> Pipel
 
 
 def deliveries(name: str, folder: str) -> Pipeline:
-    """Topic NAME-in, by every delivery, to a topic and to a database of its own in *folder*."""
+    """Topic NAME-in, by every delivery, to a topic and, but at most once, to a database of its own in *folder*."""
     pipeline, orders = reading(name)
     for delivery in get_args(Delivery):
         orders.sink(f"kafka-{delivery}", KafkaSink(f"{name}-{delivery}", delivery=delivery))
+    for delivery in get_args(StoreDelivery):
         orders.sink(f"rows-{delivery}", SqliteSink(f"{folder}/{delivery}.db", delivery))
     return pipeline
 
@@ -140,7 +141,7 @@ def deliveries(name: str, folder: str) -> Pipeline:
 def changing(name: str, database: str, delivery: Delivery) -> Pipeline:
     pipeline, orders = reading(name)
     orders.sink("out", KafkaSink(f"{name}-out", delivery=delivery))
-    orders.sink("rows", SqliteSink(database, delivery))
+    orders.sink("rows", SqliteSink(database, "exactly_once" if delivery == AT_MOST_ONCE else delivery))
     return pipeline
 
 

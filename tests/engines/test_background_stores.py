@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.of_stores import UnderWay
-from exactlyonce.engines.surroundings import stores
-from exactlyonce.engines.surroundings.stores import BackgroundStores, Stores
+from exactlyonce.checkpoint.commits.stores import UnderWay
+from exactlyonce.engines.external_checks import stores
+from exactlyonce.engines.external_checks.stores import BackgroundStores, Stores
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 

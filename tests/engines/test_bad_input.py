@@ -15,8 +15,7 @@ from running import QUICK, Ended, Job, run_here, visible
 from test_input_topics import delete
 from waiting import succeeds, until
 
-from exactlyonce.checkpoint.records.committable import transaction_prefix
-from exactlyonce.checkpoint.records.manifest import RecordPlace
+from exactlyonce.checkpoint.records.manifest import RecordPlace, transaction_prefix
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions

@@ -19,7 +19,7 @@ from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.sinks import KafkaSink

@@ -9,7 +9,7 @@ import pytest
 from running import Job
 from waiting import until
 
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import Committable
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import KafkaCluster
 

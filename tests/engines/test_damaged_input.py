@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from running import QUICK, orders, run_here
 from waiting import until
 
-from exactlyonce.checkpoint.records.committable import Written
+from exactlyonce.checkpoint.records.manifest import Written
 from exactlyonce.connectors.kafka import log as log_module
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import DamagedBatch

@@ -531,6 +531,8 @@ def test_some_letters_are_sent_back_some_edited_and_some_discarded(
     assert fact["value"] == {"base64": "/w=="}
     assert fact["headers"] == [["h", "1"]]
     edited = tmp_path / "edited"
+    edited.write_text("")
+    assert "has no letters, so nothing was sent" in command("replay", topic, "--value", str(edited), code=2)
     edited.write_text(json.dumps({**fact, "topic": "elsewhere"}))
     assert "has another topic" in command("replay", topic, "--value", str(edited), code=2)
     edited.write_text(json.dumps({**fact, "value": "d"}, indent=2))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
@@ -16,7 +16,7 @@ from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import SnapshotDeclined

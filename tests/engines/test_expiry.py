@@ -16,9 +16,9 @@ from exactlyonce.engines.runtime import expiry
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.expiry import ExpiringOperator
 from exactlyonce.pipeline.event_time import END_OF_TIME
-from exactlyonce.pipeline.expiry import Expiry, kept_until
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import Lookup
+from exactlyonce.pipeline.timed import Expiry, kept_until
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import StateIncompatible
 from exactlyonce.state.restore import require_meaning

@@ -32,16 +32,17 @@ from test_windows import operator_of as windows_of
 from exactlyonce.engines.bounded.unit.ordering import ChannelLane, take_along
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, RECORDS, WATERMARK, OrderRuns, runs_of
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.timed import TimedOperator
-from exactlyonce.engines.runtime.watermarks import MergedPorts
+from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.joins import AsOf
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.ordering import Deduplicate, InOrder
+from exactlyonce.pipeline.timed import Deduplicate, InOrder
 from exactlyonce.pipeline.timers import FOREVER
+from exactlyonce.pipeline.windows import moment
 
 SIDED = st.lists(
     st.tuples(st.sampled_from("lr"), st.sampled_from("ab"), st.integers(-60, 150), st.booleans()),
@@ -241,19 +242,24 @@ class Sent(NamedTuple):
 
 
 class Sorters:
-    """A subtask of two sorters of one channel, one after the other, which note the order; the batches that come out."""
+    """A subtask of two sorters of one channel, one after the other, which note the order; the batches that come out.
+
+    Between them records get times that lie up to *back_ms* before those that they had.
+    """
 
     name, port = "by>n:0", None
 
-    def __init__(self, tables: Sequence[Any] = (None, None), *, batches: bool) -> None:
+    def __init__(self, tables: Sequence[Any] = (None, None), *, batches: bool, back_ms: int = 0) -> None:
         self.given: list[list[int]] = []
         self.operators = TaskOperators("n", 0, order=OrderRuns(batches))
         self.first, second = (sorter_of(InOrder(), [], [], table=table) for table in tables)
         self.first.id, second.id = "first", "second"
         for operator in (self.first, second):
             operator.firings, self.operators.by_id[operator.id] = self.operators.firings, operator
-        self.first.downstream = [lambda batch: second(batch.keyed([canonical_key("a")] * len(batch.records)))]
-        self.first.ports = [second]
+        moved = WithTime("moved", lambda record: moment(record.time - record.id % (back_ms + 1)), back_ms)
+        self.first.downstream, self.first.ports = [moved], [moved]
+        moved.downstream = [lambda batch: second(batch.keyed([canonical_key("a")] * len(batch.records)))]
+        moved.ports = [second]
         second.downstream = [lambda batch: self.given.append([record.id for record in batch.records])]
 
     def take(self, items: Sequence[Any], most: int) -> None:
@@ -286,14 +292,15 @@ class Sorters:
 CODEC = BatchCodec(Arrived)
 
 
+@pytest.mark.parametrize("back_ms", [0, 4])
 @pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize("most", [1, 2, 3, 100])
-def test_a_replay_gives_as_much_between_the_same_batches(most: int, batches: bool) -> None:
+def test_a_replay_gives_as_much_between_the_same_batches(most: int, batches: bool, back_ms: int) -> None:
     """In the next interval, too, which begins within the firing; with the same batches where they matter."""
     records = [Arrived(number, "abc"[number % 3], number, NO_WATERMARK) for number in range(30)]
     made = [as_batch(records[start : start + 5]) for start in range(0, 30, 5)]
     intervals = [[*made[:3], Watermark(12), made[3]], [made[4], Watermark(21), made[5], Watermark(22), Watermark(29)]]
-    live, replayed = Sorters(batches=batches), Sorters(batches=batches)
+    live, replayed = (Sorters(batches=batches, back_ms=back_ms) for _ in range(2))
     for items in intervals:
         live.take(items, most)
         log = live.cut()
@@ -305,7 +312,7 @@ def test_a_replay_gives_as_much_between_the_same_batches(most: int, batches: boo
         assert [*chain.from_iterable(replayed.given)] == [*chain.from_iterable(live.given)]
         assert [*runs_of(replayed.cut())] == [*runs_of(log)], "it notes the same order"
         tables = [operator.table for operator in replayed.operators.by_id.values()]
-        given, replayed = replayed.given, Sorters(tables, batches=batches)
+        given, replayed = replayed.given, Sorters(tables, batches=batches, back_ms=back_ms)
         replayed.given = given
     live.operators.fire_all()
     assert sorted(chain.from_iterable(live.given)) == list(range(30))

@@ -23,8 +23,8 @@ from exactlyonce.engines.local.pace import ALIGNED, GATHER_S, Pace, slice_pace
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.signals import Barrier, Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -67,6 +68,13 @@ NEWEST = """
     where coalesce(next > ts + 1000, true)
     and not exists (from lefts l where l.key = r.key and l.ts > r.ts and l.ts <= r.ts + 1000)
 """
+MOVED = """
+    with pairs as (
+        select l.key, l.id as left_id, r.id as right_id, l.ts - l.ts % 5000 as start,
+               start + 4999 <= greatest(l.ts, r.ts) - 2001 as is_late
+        from lefts l join rights r on l.key = r.key and r.ts - l.ts between -1000 and 3000)
+"""
+LATE_PAIRS = f"{MOVED} select key, left_id, right_id from pairs where is_late"
 QUERIES = {
     **{how: INTERVAL.format(how=how) for how in ("inner", "left", "right", "full")},
     "self": SELF, "as-of": AS_OF, "as-of-late": AS_OF_LATE,
@@ -77,6 +85,7 @@ QUERIES = {
     ),
     "session-inner": SESSIONS,
     "co-process": NEWEST,
+    "moved": f"{MOVED} select key, count(*), start from pairs where not is_late group by key, start",
 }  # fmt: skip
 KEEP_MS = {"as-of-late": 10_000}
 LAST = {"tumbling-full": "ts - ts % 2000 + 1999", "hopping-left": "ts - ts % 2000 + 3999"}
@@ -111,8 +120,8 @@ class Sides:
         assert producer.flush(LIMIT_S) == 0
         self.fed[side] += count
 
-    def by_sql(self) -> tuple[list[Any], list[int], list[int]]:
-        """The results and the ids of late events that SQL finds in the topics."""
+    def by_sql(self, query: str | None = None) -> tuple[list[Any], list[int], list[int]]:
+        """The results and the ids of late events that SQL finds in the topics; *query* asks for others."""
         with duckdb.connect() as database:
             for side, topic in (("lefts", "in"), ("rights", "right")):
                 database.execute(
@@ -129,7 +138,7 @@ class Sides:
                     insert(database, f"{side}_read", rows)
                 last = LAST.get(self.join, f"ts + {self.keep_ms}")
                 database.execute(TABLES.format(side=side, last=last))
-            results = database.sql(QUERIES[self.join]).fetchall()
+            results = database.sql(query or QUERIES[self.join]).fetchall()
             late, late_right = (
                 [id for (id,) in database.sql(f"select id from {side}_late").fetchall()] for side in ("lefts", "rights")
             )
@@ -144,15 +153,20 @@ class Sides:
             assert self._ids("late", len(late)) == sorted(late)
         if self.join in ("inner", "full") or ("-" in self.join and not self.has_deletions):
             assert self._ids("late-right", len(late_right)) == sorted(late_right)
+        if self.join == "moved":
+            pairs, _, _ = self.by_sql(LATE_PAIRS)
+            assert len(pairs) > 5
+            assert self._out("late-pairs", len(pairs)) == sorted(pairs, key=str)
 
     def _out(self, topic: str, count: int) -> list[Any]:
         results = []
         for record in visible(self.job.kafka, f"{self.job.name}-{topic}", count):
             joined = json.loads(record.value or b"")
-            pair = joined.get("value", joined)
-            ids = ((pair[side] or {"id": None})["id"] for side in ("left", "right"))
+            value = joined.get("value", joined)
+            sides = [] if isinstance(value, int) else [value["left"], value["right"]]
+            given = [side and side["id"] for side in sides] or [value]
             starts = [datetime.fromisoformat(at) for name, at in joined.items() if name == "start"]
-            results.append((joined["key"], *ids, *(round(1000 * start.timestamp()) for start in starts)))
+            results.append((joined["key"], *given, *(round(1000 * start.timestamp()) for start in starts)))
         return sorted(results, key=str)
 
     def _ids(self, topic: str, count: int) -> list[int]:
@@ -168,6 +182,26 @@ def test_results_are_those_of_sql_over_the_topics(join: str, job_of: Callable[..
         sides.feed("in", 150)
         sides.feed("right", 60)
         sides.job.finish_here(*["--drain"] * _)
+    sides.assert_as_by_sql()
+
+
+@pytest.mark.exhaustive(but=["1"])
+@pytest.mark.parametrize("kills", [1, 4])
+def test_pairs_by_the_time_of_one_side_are_counted_once_whenever_a_run_is_killed(
+    kills: int, job_of: Callable[..., Job]
+) -> None:
+    sides, chance = Sides(job_of, "moved"), random.Random()
+    for parallelism in (2, 3, 1, 4)[:kills]:
+        incarnation = sides.job.start("--parallelism", str(parallelism))
+        for _ in range(chance.randint(1, 3)):
+            sides.feed("in", 50)
+            sides.feed("right", 20)
+            incarnation.await_checkpoint()
+        time.sleep(chance.random() / 2)
+        incarnation.kill()
+    sides.feed("in", 200)
+    sides.feed("right", 80)
+    sides.job.finish("--parallelism", "2", "--drain")
     sides.assert_as_by_sql()
 
 

@@ -14,7 +14,7 @@ from test_windows import Arrived as Clicked
 from test_windows import expected as windowed
 from timed_rig import advance, group_of, parts_of
 
-from exactlyonce.engines.runtime import joins, waiting, window_joins
+from exactlyonce.engines.runtime import join_operators, waiting, window_join_operators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -26,17 +26,17 @@ from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 Join = IntervalJoin | AsOf | WindowJoin
-OPERATORS: dict[type[Timed], Any] = {**joins.OPERATORS, **window_joins.OPERATORS}
+OPERATORS: dict[type[Timed], Any] = {**join_operators.OPERATORS, **window_join_operators.OPERATORS}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_memory() -> Iterator[None]:
     """Records get into the table soon, they are in many buckets, and few are many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (joins, waiting):
+        for module in (join_operators, waiting):
             patch.setattr(module, "UNWRITTEN_MAX", 12)
         patch.setattr(waiting, "_BUCKET_BITS", 3)
-        patch.setattr(joins, "_FEW", 1)
+        patch.setattr(join_operators, "_FEW", 1)
         yield
 
 
@@ -132,7 +132,7 @@ def play(join: Join, arrivals: Arrivals, disorder: int, cuts: set[int], room: in
     push()
     advance(operator, 1_000_000 if isinstance(join, AsOf) else END_OF_TIME, room)
     for slot, _, (_, versions) in operator.table.items():
-        assert slot == joins.VERSIONS, "what is over leaves no state"
+        assert slot == join_operators.VERSIONS, "what is over leaves no state"
         assert versions[-1][-1] is not None, "a deletion goes once no earlier version may come"
     return seen
 

@@ -10,17 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from exactlyonce.engines.local import loops
-from exactlyonce.engines.local.channels import LocalChannel
-from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
-from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local import channels
+from exactlyonce.engines.local.channels import LocalChannel, LoopChannel
+from exactlyonce.engines.local.inputs import ChannelInput, FeedbackInput, RestoredInput
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Kind, Node
 
@@ -53,7 +52,7 @@ def test_what_rests_comes_when_its_pause_is_over() -> None:
 
 
 def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
+    monkeypatch.setattr(channels, "LOOP_RECORDS_MAX", 100)
     loop = channel(Now())
     loop.send(b"a", 100)
     loop.took(100, 1)
@@ -61,17 +60,17 @@ def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pyt
     loop.send(b"a", 100)
     with pytest.raises(GraphError, match=r"'try' \(here.py:7\) feeds more and more records to loop 'retry'"):
         loop.send(b"a", 1)
-    monkeypatch.setattr(loops, "LOOP_BYTES_MAX", 10)
+    monkeypatch.setattr(channels, "LOOP_BYTES_MAX", 10)
     with pytest.raises(GraphError, match="feeds more and more"):
         channel(Now()).send(bytes(11), 1)
 
 
 def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It feeds the loop before anything of it is taken, so both wait; more is too much all the same."""
-    monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
-    monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 20)
-    monkeypatch.setattr(loops, "LOOP_BYTES_MAX", 10)
-    monkeypatch.setattr(loops, "ROUND_BYTES_MAX", 5)
+    monkeypatch.setattr(channels, "LOOP_RECORDS_MAX", 100)
+    monkeypatch.setattr(channels, "ROUND_RECORDS_MAX", 20)
+    monkeypatch.setattr(channels, "LOOP_BYTES_MAX", 10)
+    monkeypatch.setattr(channels, "ROUND_BYTES_MAX", 5)
     loop = channel(Now())
     loop.takes_over(200, 10)
     for _ in range(11):
@@ -87,9 +86,9 @@ def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: py
 def test_the_bounds_are_those_that_the_page_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     for said in (
-        f"{loops.ROUND_RECORDS_MAX:,} records",
-        f"{loops.LOOP_RECORDS_MAX:,} wait",
-        f"{loops.LOOP_BYTES_MAX >> 20} MB",
+        f"{channels.ROUND_RECORDS_MAX:,} records",
+        f"{channels.LOOP_RECORDS_MAX:,} wait",
+        f"{channels.LOOP_BYTES_MAX >> 20} MB",
     ):
         assert said in page
 

@@ -6,19 +6,16 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from real_broker import RealBroker
 from waiting import until
 
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
-from exactlyonce.checkpoint.transactions.commit import commit, resolve_unknown
-from exactlyonce.checkpoint.transactions.markers import ending
+from exactlyonce.checkpoint.records.manifest import Committable, TopicInfo
+from exactlyonce.checkpoint.requests import EndAnswer, drive
+from exactlyonce.checkpoint.transactions.commit import commit, ending, resolve_unknown
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.engines.connections import Performer
 from exactlyonce.testing.broker.interface import Error
-from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 from tests.connectors.conftest import Cluster
 

@@ -27,7 +27,7 @@ from exactlyonce.engines.runtime.order_log import (
     OrderRuns,
     runs_of,
 )
-from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 

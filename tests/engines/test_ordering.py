@@ -17,7 +17,7 @@ from exactlyonce.engines.runtime.ordering import OPERATORS, Sorter
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.ordering import Deduplicate, InOrder
+from exactlyonce.pipeline.timed import Deduplicate, InOrder
 from exactlyonce.pipeline.versions import VersionedState
 
 SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("50ms"), Deduplicate("1ms"), Deduplicate("50ms", "arrival")]

@@ -15,7 +15,7 @@ from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S, CHUNK_RECORD
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.operators import Map
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 
 
 def steps(pace: Pace, cost_s: Callable[[int], float], count: int) -> list[int]:

@@ -14,7 +14,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest, MarkedPlace, Outpu
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, OF_LIBRARY
 from exactlyonce.connectors.kafka.topics import Topic
-from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, OutputTopics
+from exactlyonce.engines.external_checks.preflight import Inputs, Offsets, OutputTopics
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.sinks import KafkaSink
 

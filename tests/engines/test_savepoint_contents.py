@@ -13,9 +13,9 @@ import pytest
 from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint.records.manifest import ChannelLog
-from exactlyonce.connectors.blocks import local
-from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.filestore import local
+from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
@@ -216,9 +216,9 @@ def test_a_folder_that_no_export_has_left(folder: str, inside: tuple[str, ...], 
 def test_an_export_that_is_deleted_while_it_is_written(
     savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, puts = LocalFolder.put, list[str]()
+    put, puts = LocalStore.put, list[str]()
 
-    def deleted(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
+    def deleted(self: LocalStore, name: str, content: Any, aside: str) -> bool:
         if name.startswith("_removed"):
             return put(self, name, content, aside)
         puts.append(name)
@@ -228,7 +228,7 @@ def test_an_export_that_is_deleted_while_it_is_written(
             folder.mkdir(exist_ok=True)  # in a bucket there are no folders
         return put(self, name, content, aside)
 
-    monkeypatch.setattr(LocalFolder, "put", deleted)
+    monkeypatch.setattr(LocalStore, "put", deleted)
     with pytest.raises(ConfigError, match="was deleted while the export was under way"):
         export(savepoint, f"file://{exports}")
     assert [*exports.iterdir()] == []

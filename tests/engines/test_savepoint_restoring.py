@@ -18,14 +18,14 @@ from blank_manifest import blank_manifest
 from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
-from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
+from exactlyonce.engines.savepoints.fitting import RestoreTarget, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, SavedTimes, kept_state
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, StorageUnavailable
@@ -112,7 +112,7 @@ def restoring(storage: FileStorage) -> Callable[..., Restoring]:
         )  # fmt: skip
         storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
         told = [] if notes is None else notes
-        around = Surroundings(graph, inputs, "c", parallelism, storages, "there", told.append)
+        around = RestoreTarget(graph, inputs, "c", parallelism, storages, "there", told.append)
         return Restoring(Restoration(url, mapping or {}, allowed), around, None)
 
     return made
@@ -270,7 +270,7 @@ def test_what_waits_for_the_storage_looks_whether_it_is_fenced(
     url, _ = exported_counts(tmp_path)
     held_up, written = restoring(url, graph(), 3), Event()
 
-    def away(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
+    def away(self: LocalStore, name: str, content: Any, aside: str) -> bool:
         written.set()
         raise StorageUnavailable("away")
 
@@ -278,7 +278,7 @@ def test_what_waits_for_the_storage_looks_whether_it_is_fenced(
         if written.is_set():
             raise Fenced("A newer instance took over.")
 
-    monkeypatch.setattr(LocalFolder, "put", away)
+    monkeypatch.setattr(LocalStore, "put", away)
     with pytest.raises(Fenced):
         held_up.write(0, 1, raise_if_fenced)
 

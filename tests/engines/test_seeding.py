@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, Count, KafkaSink, KafkaSource, Pipeline, Tumbling
+from exactlyonce import Count, KafkaSink, KafkaSource, Pipeline, Tumbling
 from exactlyonce.engines.savepoints import seeding
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export
 from exactlyonce.engines.savepoints.kept_state import decoded
@@ -121,21 +121,8 @@ def test_keys_of_other_types() -> None:
         unknown.read((None, {"sum": 1}))
 
 
-def test_states_by_avro() -> None:
-    """They are kept by the schema, and refused where it cannot hold them."""
-    written = {"type": "record", "name": "Total", "fields": [
-        {"name": "sum", "type": "int"}, {"name": "lines", "type": {"type": "array", "items": {
-            "type": "record", "name": "Line", "fields": [{"name": "amount", "type": "double"},
-            {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}]}]}}},
-    ]}  # fmt: skip
-    by_avro = row_type(state=AvroCodec(Total, written))
-    assert by_avro.state_type.unpack(by_avro.read(SAME[-1])[1]) == STATE
-    with pytest.raises(Unfit, match="state of key 'ann': "):
-        by_avro.read(("ann", Total(1 << 40)))
-
-
 def test_windows_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'windows' keeps its state by time .*rows .* do not say what is open"):
+    with pytest.raises(ConfigError, match=r"'windows' keeps its state by time \(.*1m\), and a row .*begin its so"):
         RowType(graph().node("windows"))
 
 

@@ -17,9 +17,8 @@ from exactlyonce import Count, DeadLetters, Emit, EventTime, Pipeline, Session, 
 from exactlyonce.checkpoint.records.manifest import LATE_AT_FLOOR, LATE_BELOW_LATEST, SourceOffset
 from exactlyonce.connectors import FileSource, GeneratorSource, IterableSource, KafkaSource
 from exactlyonce.engines.runtime.batch import floors_of
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.source_times import SourceTimes
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.errors import GraphError, RecordError, Unavailable
 from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK

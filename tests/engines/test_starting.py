@@ -48,7 +48,12 @@ def test_a_program_that_imports_the_package_loads_no_client_and_no_engine() -> N
 def test_a_name_of_another_module_is_refused_with_its_import(name: str, module: str) -> None:
     with pytest.raises(ImportError, match=f"from exactlyonce.{module} import {name}$"):
         exec(f"from exactlyonce import {name}")
-    with pytest.raises(AttributeError, match="'exactlyonce' has no attribute 'Pipelin'"):
+    with pytest.raises(AttributeError, match=f"from exactlyonce.{module} import {name}$"):
+        getattr(exactlyonce, name)
+    assert not hasattr(exactlyonce, name)
+    with pytest.raises(ImportError, match="Sliding is Hopping here"):
+        exec("from exactlyonce import Sliding")
+    with pytest.raises(AttributeError, match=r"'exactlyonce' has no attribute 'Pipelin'\. Did you mean Pipeline\?"):
         _ = exactlyonce.Pipelin  # type: ignore[attr-defined]  # refused by mypy, too
 
 
@@ -61,7 +66,7 @@ def test_every_sink_is_there_for_who_asks() -> None:
 
 def test_a_failure_that_nobody_has_foreseen_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The restart gives its reason as text; the traceback goes to the log."""
-    start = SimpleNamespace(subtask=3, reference={})
+    start = SimpleNamespace(subtask=3, spec=SimpleNamespace(reference={}))
     sent: list[Any] = []
     connection: Any = SimpleNamespace(closed=False, receive=lambda timeout_s: iter([start]), send=sent.append)
     monkeypatch.setattr(msg, "Start", SimpleNamespace)

@@ -15,11 +15,9 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 from waiting import until
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Failure
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.records.manifest import Failure, TopicInfo, Written
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.checkpoint.transactions.commit import sweep
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests

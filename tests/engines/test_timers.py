@@ -15,14 +15,14 @@ from test_windows import ARRIVALS, WATERMARKS, Arrivals, Arrived, as_batch, floo
 from timed_rig import GROUPS, group_of, parts_of
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.timers import OPERATORS, CoHandlerOperator, HandlerOperator
-from exactlyonce.pipeline.batches import Batches
+from exactlyonce.engines.runtime.timer_operators import OPERATORS, CoHandlerOperator, HandlerOperator
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME
+from exactlyonce.pipeline.functions import Emit
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.output import Emit
-from exactlyonce.pipeline.timers import FOREVER, CoHandling, Handling, Order, Timers, kept_entry
+from exactlyonce.pipeline.timed import Order
+from exactlyonce.pipeline.timers import FOREVER, Batches, CoHandling, Handling, Timers, kept_entry
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import moment
 

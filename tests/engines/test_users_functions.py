@@ -29,9 +29,9 @@ from exactlyonce.engines.runtime.operators import (
     record_error,
 )
 from exactlyonce.pipeline.errors import RecordError
-from exactlyonce.pipeline.exactness import in_utc
+from exactlyonce.pipeline.functions import Output
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.output import Output
+from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.stream import Partitioner
 from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.stored import StoredState

@@ -10,13 +10,13 @@ import pytest
 from exactlyonce.checkpoint.requests import (
     CopyTransaction,
     DescribeProducers,
+    EndAnswer,
     Ending,
     EndTransactions,
     ReplayTransaction,
     Request,
     answered,
 )
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.connections import Performer
 from exactlyonce.pipeline.errors import BrokerUnavailable

@@ -15,12 +15,11 @@ from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch, floors_of, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.ordering import Sorter
-from exactlyonce.engines.runtime.signals import Barrier, Watermark
-from exactlyonce.engines.runtime.timed import TimedParts
-from exactlyonce.engines.runtime.watermarks import MergedPorts
+from exactlyonce.engines.runtime.timed_operators import TimedParts
+from exactlyonce.engines.runtime.watermarks import Barrier, MergedPorts, Watermark
 from exactlyonce.pipeline.event_time import NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
-from exactlyonce.pipeline.ordering import InOrder
+from exactlyonce.pipeline.timed import InOrder
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.slots import TableTimes

@@ -90,15 +90,17 @@ def test_barriers_that_overtake_records_make_no_difference(job_of: Callable[...,
     clicks.assert_as_by_sql()
 
 
-def test_a_run_stops_before_it_leaves_out_most_records_as_late(job_of: Callable[..., Job]) -> None:
+@pytest.mark.exhaustive(but=["its source"])
+@pytest.mark.parametrize("timed_by", ["its source", "with_time 'again'"])
+def test_a_run_stops_before_it_leaves_out_most_records_as_late(timed_by: str, job_of: Callable[..., Job]) -> None:
     """It says what to set, and has written nothing; with a larger max_late, it leaves them out."""
-    job = job_of("window_pipelines:left_out", partitions=1)
+    job = job_of("window_pipelines:left_out", "--param", f"timed_by={timed_by}", partitions=1)
     times = [9_000_000, *range(0, 499_000, 1_000), 9_100_000]
     clicks = [{"id": number, "user": "ann", "at": at, "amount": 1} for number, at in enumerate(times)]
     job.kafka.produce(job.topic, [(click["user"], json.dumps(click)) for click in clicks], 0)
     said = job.finish_here(code=3)
     assert re.search(r"late: operator 'counts' leaves out: .*offset \d+, of 1970-01-01T00:0.*: its time was over", said)
-    assert re.search(r"; disorder= of its source, larger by more than 2h \d\dm, takes it; late= keeps it", said)
+    assert re.search(rf"; disorder= of {timed_by}, larger by more than 2h \d\dm, takes it; late= keeps it", said)
     assert "Operator 'counts' leaves out 499 of its latest 501 records" in said
     assert "more than max_late (--max-late) 0.5 allows" in said
     assert not job.kafka.read_committed(f"{job.name}-out")

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from timed_rig import GROUPS, advance, group_of, parts_of
 from window_clicks import insert
 
-from exactlyonce.engines.runtime import windows
+from exactlyonce.engines.runtime import window_operators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
 from exactlyonce.engines.runtime.revisions import OPERATORS as REVISING
-from exactlyonce.engines.runtime.timed import TimedOperator
-from exactlyonce.engines.runtime.windows import OPERATORS, WindowOperator
+from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.window_operators import OPERATORS, WindowOperator
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -36,7 +36,7 @@ from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Wi
 def few_keys_are_many() -> Iterator[None]:
     """A firing puts sessions that go on back after a few keys, in the middle of its slots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "SLICE_KEYS", 3)
+        patch.setattr(window_operators, "SLICE_KEYS", 3)
         yield
 
 

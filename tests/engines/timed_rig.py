@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from exactlyonce.engines.runtime.timed import TimedOperator, TimedParts
+from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedParts
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState

@@ -137,10 +137,12 @@ def windowed(name: str, window: str, version: int = 1, pause_ms: int = 0, table:
     return pipeline
 
 
-def left_out(name: str) -> Pipeline:
-    """The clicks of NAME-in by user in windows, to NAME-out; no output gets the late ones."""
+def left_out(name: str, timed_by: str = "its source") -> Pipeline:
+    """The clicks of NAME-in by user in windows, to NAME-out; no output gets the late ones. Unless *timed_by* their
+    source, they get their time again."""
     pipeline = Pipeline(name, max_parallelism=8)
     clicks = pipeline.source("clicks", KafkaSource(f"{name}-in", value=Click, time=EventTime("at", ahead=None)))
+    clicks = clicks if timed_by == "its source" else clicks.with_time("at", id="again")
     counts = clicks.key_by(lambda click: click.user).window(Tumbling("10s")).aggregate("counts", Count())
     counts.sink("out", KafkaSink(f"{name}-out", key=lambda result: result.key))
     return pipeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from dataclasses import dataclass
 from datetime import date, datetime, time, timezone
 from io import BytesIO
@@ -15,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.pipeline.avro import AvroCodec, as_plain_schema, avro_schema
-from exactlyonce.pipeline.schema import UnsupportedType
-from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.pipeline.avro import AvroCodec, avro_schema
+from exactlyonce.pipeline.registry import PublishedSchema
+from exactlyonce.pipeline.shape import UnsupportedType
 
 
 class Colour(enum.Enum):
@@ -101,7 +102,7 @@ def test_another_schema_id_is_refused() -> None:
     ("type_", "why"),
     [
         (datetime, "time zone"), (tuple[int, str], "tuple"), (dict[int, int], "dict"), (Any, "any"),
-        (complex, "custom"),
+        (complex, "complex could"),
     ],
 )  # fmt: skip
 def test_types_without_one_avro_form_are_refused(type_: Any, why: str) -> None:
@@ -136,7 +137,7 @@ def test_defaults_are_filled_in_anew() -> None:
     items = {"name": "items", "type": {"type": "map", "values": "double"}, "default": {"a": 1}}
     sizes = {"name": "sizes", "type": {"type": "array", "items": "long"}, "default": []}
     codec = AvroCodec(Cart, {"type": "record", "name": "Cart", "fields": [items, sizes]})
-    read = codec.decoder_from(old)
+    read = codec.decoder_of(PublishedSchema("AVRO", json.dumps(old)))
     first = read(b"")
     assert type(first.items["a"]) is float
     first.items["b"] = 2.0
@@ -153,20 +154,7 @@ class Paths(msgspec.Struct):
 @pytest.mark.parametrize("either", [("a",), ("string", "b"), ("array", "b"), ("a", "b", "c"), "a", None])
 def test_tuples_in_unions(either: tuple[str, ...] | str | None) -> None:
     codec, value = AvroCodec(Paths), Paths(either, [(1, 2), None, ()])
-    assert codec.decode(codec.encode_strictly(value)) == codec.decode(codec.encode(value)) == value
-
-
-class Tagged(msgspec.Struct, tag=True, rename="camel"):
-    the_sum: int
-
-
-def test_fields_that_are_dropped() -> None:
-    fields = [*avro_schema(Tagged)["fields"], {"name": "the_sum", "type": "long", "default": 0}]
-    assert AvroCodec(Tagged).dropped == AvroCodec(Line).dropped == AvroCodec(int).dropped == []
-    codec = AvroCodec(Tagged, {"type": "record", "name": "Tagged", "fields": fields})
-    assert codec.dropped == ["the_sum"]
-    assert "the schema of state= has fields that Tagged lacks, the_sum," in VersionedState(codec).problems[0]
-    assert AvroCodec(dict[str, Any], codec.schema).dropped == []
+    assert codec.decode(codec.encode(value)) == value
 
 
 class Counted(msgspec.Struct):
@@ -199,30 +187,7 @@ class Plain(msgspec.Struct):
 @pytest.mark.parametrize("wrong", [[], "", 5, None])
 def test_a_value_of_another_kind_is_refused(wrong: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        AvroCodec(Line).encode_strictly(wrong)
-
-
-def test_a_schema_in_the_terms_of_others() -> None:
-    plain = {
-        "fields": [
-            ["id", "int"], ["total", "float"], ["tags", {"list": "str"}], ["at", "datetime"], ["day", "date"],
-            ["clock", "time"], ["key", "uuid"], ["colour", {"enum": "Colour", "values": ["red"]}],
-            ["again", {"enum": "Colour", "values": ["red"]}], ["price", "decimal"], ["digest", "bytes"],
-            ["next", {"union": ["null", {"record": "Order"}]}],
-        ],
-        "record": "Order",
-    }  # fmt: skip
-    colour = {"type": "enum", "name": "Colour", "symbols": ["red"]}
-    types: dict[str, Any] = {
-        "id": "int", "total": "float", "tags": {"type": "array", "items": "string"},
-        "at": {"type": "long", "logicalType": "timestamp-millis"}, "day": {"type": "int", "logicalType": "date"},
-        "clock": {"type": "long", "logicalType": "time-micros"}, "key": {"type": "string", "logicalType": "uuid"},
-        "colour": colour, "again": "Colour",
-        "price": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
-        "digest": {"type": "fixed", "name": "Digest", "size": 2}, "next": ["null", "Order"],
-    }  # fmt: skip
-    fields = [{"name": name, "type": type_} for name, type_ in types.items()]
-    assert as_plain_schema({"type": "record", "name": "Order", "fields": fields}) == plain
+        AvroCodec(Line).encode(wrong)
 
 
 class Reading(msgspec.Struct):
@@ -286,7 +251,7 @@ def test_plain_records_are_as_fastavro_has_them(reading: Reading, data: st.DataO
     fastavro.schemaless_writer(
         written, fastavro.parse_schema(codec.schema), msgspec.to_builtins(reading, builtin_types=(bytes,))
     )
-    assert codec.encode(reading) == codec.encode_strictly(reading) == written.getvalue()
+    assert codec.encode(reading) == written.getvalue()
     assert codec.decode(written.getvalue()) == reading
     changed = bytearray(written.getvalue())
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec, codec_for
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.shape import UnsupportedType
 
 
 class Colour(enum.Enum):

@@ -6,10 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from exactlyonce.pipeline.context import Context, Operator
-from exactlyonce.pipeline.functions import Function, read
+from exactlyonce.pipeline.functions import Context, Emit, Function, Operator, read
 from exactlyonce.pipeline.hints import UNKNOWN, admits_none, element, pair, without_none
-from exactlyonce.pipeline.output import Emit
 
 T = TypeVar("T")
 

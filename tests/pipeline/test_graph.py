@@ -90,7 +90,7 @@ def graph(
     "other",
     [
         {"name": "q"}, {"max_parallelism": 64}, {"topic": "other"}, {"value": Changed}, {"value": AvroCodec(Order)},
-        {"source": "others"}, {"operator": "sums"}, {"state": float}, {"state": AvroCodec(int)}, {"out": "other"},
+        {"source": "others"}, {"operator": "sums"}, {"state": float}, {"out": "other"},
         {"output": AvroCodec(int, {"type": "long"})}, {"records": True}, {"partitioned": True}, {"filtered": True},
     ],
 )  # fmt: skip

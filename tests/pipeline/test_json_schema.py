@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from exactlyonce import JsonSchemaCodec
-from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.shape import UnsupportedType
 
 
 class Item(msgspec.Struct):

@@ -131,6 +131,7 @@ SPARK_SESSION = "from pyspark.sql import SparkSession\nSparkSession.builder.remo
     [
         ("import nowhere_to_be_found", ConfigError, "imports 'nowhere_to_be_found', which is not installed"),
         ("x = 1\ny = z", ConfigError, r"module_\d+.py:2: importing .* failed: NameError: name 'z'"),
+        ("import exactlyonce as eo\neo.Hoping", ConfigError, r"module_\d+.py:2: .*AttributeError: .* mean Hopping\?"),
         ("def (", ConfigError, "SyntaxError: invalid syntax"),
         ("raise SystemExit(3)", ConfigError, "SystemExit: 3"),
         ("from exactlyonce import JsonCodec\nJsonCodec(complex)", GraphError, r"module_\d+.py:2: complex cannot"),
@@ -143,7 +144,7 @@ SPARK_SESSION = "from pyspark.sql import SparkSession\nSparkSession.builder.remo
             marks=[pytest.mark.spark, pytest.mark.exhaustive],
         ),
     ],
-    ids=["missing", "name", "syntax", "exit", "codec", "run", "spark-work", "spark-session"],
+    ids=["missing", "name", "misspelt", "syntax", "exit", "codec", "run", "spark-work", "spark-session"],
 )
 def test_a_module_that_does_not_import(module: Write, text: str, error: type[Exception], problem: str) -> None:
     with patch.dict(os.environ), pytest.raises(error, match=problem):  # PySpark leaves a variable behind

@@ -11,7 +11,7 @@ import shop_messages as shop
 from exactlyonce import Pipeline, ProtobufCodec
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import ConfigError, GraphError
-from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.shape import UnsupportedType
 from exactlyonce.sinks import KafkaSink
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
-from exactlyonce.pipeline.schema import UnsupportedType, describe
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
+from exactlyonce.pipeline.shape import UnsupportedType, describe, described_shape, shape_of
 
 
 def struct(*fields: Any, name: str = "S", **config: Any) -> Any:
@@ -329,7 +329,7 @@ def test_what_goes_by_a_rollback_comes_back_with_the_code(types: Drawn, data: st
     value = data.draw(values)
     packed = msgspec.msgpack.encode(value)
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.msgpack.decode(packed, type=new)), type=old)
-    named = changed(msgspec.msgpack.decode(packed), was, now, "S")
+    named = changed(msgspec.msgpack.decode(packed), described_shape(was), described_shape(now), "S")
     assert bool(named) >= (again != value)
     assert not named or again != value or any(each.endswith(".made") for each in named)
 
@@ -344,10 +344,10 @@ def test_a_default_says_what_may_go() -> None:
         ({"n": None}, []), ({"n": False}, ["S.n"]), ({"n": 0}, ["S.n"]), ({"n": float("nan")}, ["S.n"]),
         ({"d": {}}, []), ({"d": {1: b"x"}}, ["S.d"]), ({"strange": 1}, ["S.strange"]),
     ):  # fmt: skip
-        assert changed({"a": 1} | value, was, now, "S") == named
+        assert changed({"a": 1} | value, described_shape(was), described_shape(now), "S") == named
     for default, content, same in ((1, 1.0, True), (1, True, False), ((1,), [1], True), ((1,), [True], False)):
         old = describe(struct(("n", Any, default)), defaults=True)
-        assert bool(changed({"n": content}, old, describe(struct()), "S")) != same
+        assert bool(changed({"n": content}, described_shape(old), shape_of(struct()), "S")) != same
     keyed = describe(dict[struct(("x", int), ("y", int, 0), frozen=True), int], defaults=True)  # type: ignore[misc]  # made at run time
     assert lost(keyed, describe(dict[P2, int]), "S", has_default) == ["S.y"]
     assert lost(describe(P1, defaults=True), describe(P2), "S", has_default) == ["S.y"]

@@ -227,8 +227,15 @@ GUESSES: dict[str, Callable[[Any], Any]] = {
     "the first argument of stateful_map is its id": lambda s: s.key_by(len).stateful_map(add),
     "the first argument of aggregate is its id": lambda s: s.key_by(len).window(Tumbling("1m")).aggregate(Count()),
     "the first argument of in_order is its id .* None": lambda s: s.key_by(len).in_order(),
+    r"with_time has no state, so its id has a name: with_time\(..., id='moved'\)": lambda s: s.with_time("moved", "id"),
+    r"assignTimestampsAndWatermarks is time= of the source, or with_time\(fn\)": lambda s: (
+        s.assignTimestampsAndWatermarks(len)
+    ),
+    "with_time is not for keyed streams: put it before .key_by": lambda s: s.key_by(len).with_time("id"),
     r"group_by is key_by\(fn\) here": lambda s: s.group_by(len),
     r"keyBy is key_by here": lambda s: s.keyBy(len),
+    r"flatmap is flat_map here": lambda s: s.flatmap(list),
+    r"a field is named by a function, key_by\(lambda record: record.name\); .* id='name'": lambda s: s.key_by("name"),
     r"to is sink\(id, KafkaSink": lambda s: s.to("topic"),
     r"foreach is peek\(fn\) here": lambda s: s.foreach(print),
     r"mapValues is map\(fn\) here": lambda s: s.mapValues(len),

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, JsonCodec, Operator, Output, Pipeline, Stream
+from exactlyonce import AvroCodec, Operator, Output, Pipeline, Stream
 from exactlyonce.connectors import FileSource, GeneratorSource, KafkaSource
 from exactlyonce.errors import GraphError
 from exactlyonce.sinks import KafkaSink, PrintSink
@@ -148,14 +148,8 @@ MISTAKES: dict[str, Write] = {
     "the state cannot be kept in a checkpoint: Unwritable": lambda p, s: s.key_by(len).stateful_map(
         "t", unwritable_state
     ),
-    "state= is an AvroCodec with schema_id= or registry=, which are for topics": lambda p, s: s.key_by(
-        len
-    ).stateful_map("t", first, state=AvroCodec(int, schema_id=7)),
-    "leave them out": lambda p, s: s.key_by(len).stateful_map(
-        "t", first, state=AvroCodec(int, registry="http://host:8081")
-    ),
-    "the state cannot be kept in a checkpoint: JsonCodec": lambda p, s: s.key_by(len).stateful_map(
-        "t", first, state=JsonCodec(int)
+    "state= is a codec, 'avro', and a state is kept by its type": lambda p, s: s.key_by(len).stateful_map(
+        "t", first, state=AvroCodec(int)
     ),
     r"no_none takes state int, but a new key has None: make it int \| None": lambda p, s: s.key_by(len).stateful_map(
         "t", no_none

@@ -203,6 +203,7 @@ def test_a_timedelta_makes_the_same_pipeline_as_its_text() -> None:
         keyed.deduplicate("first", within=minute).sink("first-out", PrintSink())
         keyed.batches("lists", 3, timeout=second).sink("lists-out", PrintSink())
         keyed.reduce("newest", lambda old, new: new, ttl=day).sink("newest-out", PrintSink())
+        orders.with_time("at", disorder=day).sink("moved-out", PrintSink())
         keyed.join("both", keyed, within=(duration("-1m"), second)).sink("both-out", PrintSink())
         keyed.as_of("version", keyed, keep=day).sink("version-out", PrintSink())
         return pipeline.build()
@@ -293,6 +294,50 @@ def test_revisions_are_refused_before_state_that_would_count_them_again(use: Any
     use(pipeline, counts)
     with pytest.raises(GraphError, match="window 'counts' with early= or lateness= gives results again, and 'again' "):
         pipeline.build()
+
+
+def moved(clicks: Stream[Any], at: Any = "at", **options: Any) -> None:
+    keyed = clicks.with_time(at, id="moved", **options).key_by(_minute)
+    keyed.reduce("newest", _one, ttl="1h").sink("out", OUT)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "problem"),
+    [
+        (lambda clicks, loop: moved(clicks, "when"), "with_time: 'when' is no field of Click, which has at"),
+        (lambda clicks, loop: moved(clicks, 5), r"expected a function of \(record\), got 5"),
+        (lambda clicks, loop: moved(clicks, disorder="soon"), "disorder is 'soon': write a number with a unit"),
+        (
+            lambda clicks, loop: moved(clicks, disorder="2h"),
+            "ttl='1h' is shorter than disorder='2h' of with_time 'moved': .* Raise ttl=, or lower disorder=",
+        ),
+        (
+            lambda clicks, loop: moved(clicks.union(loop, id="both")),
+            "with_time cannot take records that come round a loop: .* Put it before the loop",
+        ),
+        (
+            lambda clicks, loop: moved(loop),
+            "with_time goes by event time, and the records of 'timeless' have none: give",
+        ),
+    ],
+)
+def test_a_mistake_of_with_time_is_named_with_its_remedy(mistake: Any, problem: str) -> None:
+    pipeline = Pipeline("p")
+    loop = pipeline.feedback("loop", Click)
+    pipeline.source("timeless", KafkaSource("timeless", value=Click)).union(loop, id="all").feed(loop)
+    mistake(pipeline.source("clicks", CLICKS), loop)
+    with pytest.raises(GraphError, match=problem):
+        pipeline.build()
+
+
+def test_with_time_is_explained_and_processes_agree_on_its_disorder() -> None:
+    graphs = []
+    for disorder in ("1h", "60m", "59m"):
+        pipeline = Pipeline("p")
+        moved(pipeline.source("clicks", CLICKS), disorder=disorder)
+        graphs.append(pipeline.build())
+    assert "with_time         <- clicks  disorder 1h  : Click" in graphs[0].explain()
+    assert [graph.fingerprint() == graphs[0].fingerprint() for graph in graphs] == [True, True, False]
 
 
 def test_a_fold_with_revisions_needs_merge() -> None:

@@ -135,7 +135,6 @@ assert_type(
     by_customer.stateful_map("d", lambda n, order: ((n or 0) + 1, order.id), state=int, output=int), Stream[int]
 )
 assert_type(by_customer.stateful_flat_map("e", split), Stream[Total])
-assert_type(by_customer.stateful_map("avro", add, state=AvroCodec(int)), Stream[Total])
 assert_type(by_customer.reduce("f", larger), Stream[Order])
 assert_type(orders.union(orders), Stream[Order])
 assert_type(orders.union(orders.map(Enrich)), Stream[Order | Total])
@@ -273,6 +272,9 @@ assert_type(in_time, EventTime[object])
 assert_type(KafkaSource("t", value=Order, time=EventTime(lambda order: order.id)), KafkaSource[Order])
 placed = KafkaSource.records("t", value=Order, time=EventTime(lambda record: record.value.id))
 assert_type(placed, KafkaSource[Record[Order]])
+in_time_windows = windows.aggregate("timed-anew", Count()).with_time("start", disorder=timedelta(hours=1))
+assert_type(in_time_windows, Stream[Windowed[str, int]])
+assert_type(orders.with_time(lambda order: order.ts, disorder="1h", id="placed"), Stream[Order])
 # run
 
 assert_type(pipeline.run(), RunResult | None)

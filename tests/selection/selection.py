@@ -44,8 +44,8 @@ LONG_FILES = {
     "tests/testing/test_state_contract.py": 15,
     "tests/testing/test_exactly_once.py": 10,
     "tests/testing/test_sink_contract.py": 10,
-    "tests/state/tiered/test_files.py": 7,
-    "tests/state/tiered/test_table.py": 7,
+    "tests/state/rocksdb/test_files.py": 7,
+    "tests/state/rocksdb/test_table.py": 7,
     "tests/test_packaging.py": 5,
     "tests/testing/test_servers.py": 5,
 }

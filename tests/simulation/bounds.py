@@ -10,19 +10,19 @@ from local_files import SMALL
 
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision_log, leader
-from exactlyonce.checkpoint.commits import of_stores
-from exactlyonce.checkpoint.transactions import markers, transactional_writer
+from exactlyonce.checkpoint.commits import stores as store_commits
+from exactlyonce.checkpoint.transactions import commit, transactional_writer
 from exactlyonce.engines.local import job, task
 from exactlyonce.engines.runtime import blocks, in_flight
-from exactlyonce.sinks.kafka import producing
+from exactlyonce.sinks.kafka import writer
 from exactlyonce.sinks.write_ahead import writer as write_ahead
 
 BOUNDS = (
-    (markers, "MARKERS_LOST_AFTER_MS", 200),
+    (commit, "MARKERS_LOST_AFTER_MS", 200),
     (decision_log, "STABLE_TIMEOUT_MS", 400),
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
     (leader, "WATCH_INTERVAL_MS", 2_000),
-    (producing, "WAITING_MIN", 4),
+    (writer, "WAITING_MIN", 4),
     (blocks, "BLOCKS_PENDING_MAX", 2),
     (in_flight, "PIECE_BYTES", 400),
     (in_flight, "NAMED_MAX", 2),
@@ -32,7 +32,7 @@ BOUNDS = (
     (leader, "UPKEEP_INTERVAL_S", 1.0),
     (job, "UPKEEP_INTERVAL_S", 2.0),
     (job, "MAILBOX_INTERVAL_MS", 3),
-    (of_stores, "PAUSE_LONGEST_MS", 400),
+    (store_commits, "PAUSE_LONGEST_MS", 400),
     (write_ahead, "CHUNK_SIZE", 500),
     (write_ahead, "BLOCKS_PENDING_MAX", 4),
     (write_ahead, "NAMED_MAX", 2),

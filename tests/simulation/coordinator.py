@@ -19,7 +19,7 @@ from exactlyonce.engines.local.job import Failed, Then
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.testing.simulation import coordinator as simulated
 from exactlyonce.testing.simulation.clients import Steps
-from exactlyonce.testing.simulation.stores import StoreAnswers
+from exactlyonce.testing.simulation.coordinator import StoreAnswers
 
 if TYPE_CHECKING:
     from world import World

@@ -14,7 +14,7 @@ from luck import Luck
 from topologies import topic_of
 from watched import TOPIC
 
-from exactlyonce.checkpoint.records.committable import coordinator_id
+from exactlyonce.checkpoint.records.manifest import coordinator_id
 from exactlyonce.checkpoint.requests import FindReferences
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.engines.local.messages import WorkerFailed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from topologies import Input, Step, load_for
 from watched import demand
 
-from exactlyonce.checkpoint.states import JobState
+from exactlyonce.checkpoint.coordinator import JobState
 
 if TYPE_CHECKING:
     from world import World

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 from exactlyonce.engines.options import HASHMAP, ROCKSDB, StateSettings
-from exactlyonce.state.tiered import files, interval, interval_blocks, memory, table
+from exactlyonce.state.rocksdb import files, interval, memory, table
 
 if TYPE_CHECKING:
     from world import World
@@ -47,7 +47,7 @@ SMALL = (
     (files, "ThreadPoolExecutor", AtOnce),
     (files, "SAVING_SHARE", float("inf")),
     (interval, "SLICE_ENTRIES", 3),
-    (interval_blocks, "KEPT_BYTES", 0),
+    (interval, "KEPT_BYTES", 0),
     (memory, "CACHED_SHARE", 1e-6),
     (memory, "CHANGES_SHARE", 4e-3),
 )

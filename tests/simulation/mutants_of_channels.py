@@ -20,16 +20,15 @@ from planting import (
     unfitting,
 )
 
-from exactlyonce.checkpoint import decision_log, references
+from exactlyonce.checkpoint import decision_log, events
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.local.channels import Capture, SocketChannel
-from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, RestoredInput
-from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.channels import Capture, LoopChannel, SocketChannel
+from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, FeedbackInput, RestoredInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.signals import Barrier
+from exactlyonce.engines.runtime.watermarks import Barrier
 
 UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
 
@@ -88,7 +87,7 @@ def _never_aligned(real: Any, self: Subtask, frame: Barrier, overtakes_s: float 
 
 
 @mutant("blocks of what was on its way are not kept", TOMBSTONED, luck=UNALIGNED, first=2)
-@in_place_of(references, "named_by", unchecked(decision_log, "A block that a manifest names"))
+@in_place_of(events, "named_by", unchecked(decision_log, "A block that a manifest names"))
 def _unnamed(real: Any, manifest: Manifest) -> Any:
     return real(msgspec.structs.replace(manifest, channel_logs=()))
 

@@ -12,6 +12,7 @@ import msgspec
 from planting import (
     ABORTED,
     COUNT,
+    DISORDER,
     LEFT,
     OPEN,
     RETAKEN,
@@ -25,20 +26,17 @@ from planting import (
     unchecked,
 )
 
-from exactlyonce.checkpoint import decision_log, leader, orphans, requests, retention
-from exactlyonce.checkpoint.commits import of_transactions
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint import decision_log, kept_blocks, leader, requests
+from exactlyonce.checkpoint.commits import kafka as kafka_commits
+from exactlyonce.checkpoint.coordinator import Coordinator, SavepointRequests
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.events import Tick
+from exactlyonce.checkpoint.events import Refuse, Tick
+from exactlyonce.checkpoint.kept_blocks import BlockRetention
 from exactlyonce.checkpoint.leader import Leader
-from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records import history
-from exactlyonce.checkpoint.records.committable import coordinator_id
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, coordinator_id
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
-from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.transactions import commit
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.writer import FileBlocks
@@ -60,7 +58,7 @@ def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any
 
 
 mutant(
-    "a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE,
+    "a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE + "|" + DISORDER,
     patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set())), luck="markers", first=6,
 )  # fmt: skip
 
@@ -90,7 +88,7 @@ def _init_first(real: Any, self: Leader, manifest: Any, expire: Any) -> Any:
 
 mutant(
     "no sweep of older transactions", SWEPT + "|" + OPEN,
-    patch.object(of_transactions, "sweep", lambda *_, **__: _nothing(0)),
+    patch.object(kafka_commits, "sweep", lambda *_, **__: _nothing(0)),
 )  # fmt: skip
 
 
@@ -154,7 +152,7 @@ def _nothing(result: Any) -> Any:
 
 mutant(
     "recovery looks behind a manifest that is not finalized", LEFT,
-    patch.object(orphans, "first_places", lambda history: history.latest.block_end_offsets), first=18,
+    patch.object(kept_blocks, "first_places", lambda history: history.latest.block_end_offsets), first=18,
 )  # fmt: skip
 
 
@@ -216,7 +214,7 @@ SERVED_TWICE = r"request-\d+ is served twice"
 
 
 @mutant("recovery does not know savepoints", DROPPED, luck="savepoints")
-@in_place_of(KnownBlocks, "recover")
+@in_place_of(BlockRetention, "recover")
 def _forgotten(real: Any, self: Any, history: Any, incarnation: int) -> Any:
     return _without_savepoints(real(self, history, incarnation))
 
@@ -250,7 +248,7 @@ def _from_the_start(real: Any, saved: Any, around: Any, asked: Any) -> Any:
 
 
 @mutant("what a restore left that died is not looked for", LEFT, luck="from savepoint")
-@in_place_of(KnownBlocks, "ends_to_note")
+@in_place_of(BlockRetention, "ends_to_note")
 def _not_behind(real: Any, self: Any, checkpoint: int, base: int, *, final: bool) -> Any:
     ends = real(self, checkpoint, base, final=final)
     return (10**9,) * len(ends) if checkpoint == base > 0 else ends
@@ -289,7 +287,7 @@ def _not_removed(real: Any, self: Any) -> Any:
 
 mutant(
     "nothing is held for a checkpoint that cannot be looked at", REMOVED,
-    patch.object(retention, "may_need", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
+    patch.object(kept_blocks, "may_need", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
     luck="references not known",
 )  # fmt: skip
 

@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 from planting import CROWDED, LATE, OVERLOADED, in_place_of, mutant
 
-from exactlyonce.engines.local.inputs import ChannelInput, Input
+from exactlyonce.engines.local.inputs import ChannelInput, PacedInput
 from exactlyonce.engines.local.pace import Outlet
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.sinks.kafka.producing import ProducingWriter
+from exactlyonce.sinks.kafka.writer import ProducingWriter
 
 LOAD = "constant load"
 MANY = 1_000_000
@@ -57,5 +57,5 @@ mutant(
 
 @mutant("the head of a crowded loop takes nothing before a barrier", LATE, shape="retry", luck=LOAD)
 @in_place_of(Subtask, "_in_turn")
-def _shut(real: Any, self: Subtask, rounds: Sequence[Input], *, crowded: bool) -> Iterable[Input]:
+def _shut(real: Any, self: Subtask, rounds: Sequence[PacedInput], *, crowded: bool) -> Iterable[PacedInput]:
     return rounds if crowded else real(self, rounds, crowded=crowded)

@@ -12,10 +12,10 @@ import planting
 from planting import COUNT, LEFT, TOMBSTONED, in_place_of, replaced, unchecked
 from topologies import ANY_STORE
 
-from exactlyonce.checkpoint import decision, decision_log, leader, orphans
-from exactlyonce.checkpoint.commits.of_stores import StagedCommits
-from exactlyonce.checkpoint.commits.protocol import Fates
+from exactlyonce.checkpoint import decision, decision_log, events, kept_blocks, leader
+from exactlyonce.checkpoint.commits.stores import StagedCommits
 from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.decision import Fates
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.sinks import ledger
@@ -105,7 +105,7 @@ def _finalized_first() -> Iterable[Any]:
 
     def decide(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
         verdict = yield from real(plan, protocols, *more, **named)
-        if isinstance(verdict, decision.Decided):
+        if isinstance(verdict, events.Decided):
             yield from commit(protocols[1], verdict.manifest)
         return verdict
 
@@ -133,15 +133,17 @@ def _carried_through_restart(real: Any, self: Coordinator, *given: Any) -> Any:
 
 
 @mutant("rows are not looked for as early as they are written", LEFT, luck="late rows", first=26)
-@in_place_of(orphans.KnownBlocks, "__init__")
+@in_place_of(kept_blocks.BlockRetention, "__init__")
 def _not_ahead(real: Any, self: Any, settings: Any, *, staging: bool = False) -> None:
     real(self, settings)
 
 
 @mutant("no manifest stands on the rows that it has staged", TOMBSTONED)
-@in_place_of(leader, "references_of", unchecked(decision_log, "A block that a manifest names must not be dropped"))
-def _not_stood_on(real: Any, plan: PendingCheckpoint, manifest: Manifest) -> Any:
-    return real(dataclasses.replace(plan, staged=[]), msgspec.structs.replace(manifest, staged=()))
+@in_place_of(
+    PendingCheckpoint, "references", unchecked(decision_log, "A block that a manifest names must not be dropped")
+)
+def _not_stood_on(real: Any, self: PendingCheckpoint, manifest: Manifest) -> Any:
+    return real(dataclasses.replace(self, staged=[]), msgspec.structs.replace(manifest, staged=()))
 
 
 @mutant("rows are applied in another order than they were set aside", OTHER_ROWS)

@@ -12,11 +12,11 @@ from exactlyonce.engines.local.inputs import SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.expiry import Latest
+from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.source_times import SourceTimes
-from exactlyonce.engines.runtime.timed import TimedOperator
-from exactlyonce.engines.runtime.watermarks import MergedPorts
+from exactlyonce.engines.runtime.source_decoder import SourceTimes
+from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.watermarks import MergedPorts, Watermark
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.slots import TableTimes
 
@@ -164,3 +164,9 @@ def _sooner(real: Any, self: OrderRuns, **given: Any) -> Any:
 @in_place_of(OrderRuns, "clock", unfitting())
 def _no_times(real: Any, self: OrderRuns, now_ms: int) -> None:
     pass
+
+
+@mutant("a watermark passes records that get an earlier time", ELSEWHERE, luck="windows", shape="windows-earlier")
+@in_place_of(WithTime, "advance")
+def _in_spite_of_disorder(real: Any, self: WithTime, watermark: int, *, idle: bool = False) -> None:
+    self.pass_on(watermark, idle=idle)

@@ -22,15 +22,14 @@ from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import Assembler
 from exactlyonce.engines.runtime.order_log import OrderRuns
-from exactlyonce.engines.runtime.signals import Barrier
-from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
-from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.engines.runtime.watermarks import Barrier
+from exactlyonce.sinks.kafka.writer import KafkaWriter, SlotState, TransactionPool
 from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.key_groups import mask_of
-from exactlyonce.state.tiered import files
-from exactlyonce.state.tiered.files import Marker
-from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.state.rocksdb import files
+from exactlyonce.state.rocksdb.files import Marker
+from exactlyonce.state.rocksdb.table import TieredTable
 
 # --- barriers -------------------------------------------------------------------------------------------------------
 
@@ -199,7 +198,8 @@ def _lost_batch() -> Iterable[Any]:
 @in_place_of(Assembler, "assemble")
 def _replay_from_nothing(real: Any, self: Assembler, task: Any, ends: Any, made: Any) -> None:
     if isinstance(ends, ReplayEnds):
-        self = replace(self, manifest=msgspec.structs.replace(self.manifest, operators=()))
+        forgotten = msgspec.structs.replace(self.manifest, operators=())
+        self = replace(self, spec=msgspec.structs.replace(self.spec, manifest=forgotten))
     real(self, task, ends, made)
 
 

@@ -20,17 +20,19 @@ from topologies import CYCLE, KEEPING, MAX_PARALLELISM, Input, Tally, Topology
 from watched import TOPIC, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
-from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, coordinator_id
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DecisionKey, ManifestPart, decode
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
     BlockRef,
     ChannelLog,
+    Committable,
     Finalized,
     Incarnation,
     Manifest,
     OperatorSnapshot,
     Repair,
+    TransactionalId,
+    coordinator_id,
 )  # fmt: skip
 from exactlyonce.checkpoint.transactions.commit import is_older
 from exactlyonce.engines.runtime.in_flight import listed_in

@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from watched import demand
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, verified_value
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.connectors.blocks.folder import StoredFile
 from exactlyonce.connectors.blocks.names import name_of, reference
 from exactlyonce.connectors.blocks.storage import FileStorage
 from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.connectors.filestore.store import StoredFile
 from exactlyonce.pipeline.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ REFUSED_CHANCE, LOST_CHANCE, AWAY_CHANCE, UNLISTED_CHANCE = 0.04, 0.04, 0.002, 0
 
 
 class Outside:
-    """A `Folder`."""
+    """A `FileStore`, as far as blocks need one."""
 
     url = "s3://simulated/blocks"
 
@@ -139,7 +139,7 @@ class Outside:
 
         def steps() -> Steps:
             yield self.world.clock.monotonic_ms() + self.world.rng.choice((0, 0, 30, 300))
-            yield from self.until_answered(lambda: FileStorage(self).dropped(refs))
+            yield from self.until_answered(lambda: FileStorage(cast(Any, self)).dropped(refs))
             waiting.difference_update(ref.key for ref in refs)
 
         self.world.spawn(coordinator, steps())
@@ -171,7 +171,7 @@ class SimulatedFileBlocks(FileBlocks):
     def __init__(self, process: Process, outside: Outside) -> None:
         attempt = process.attempt
         nonce = f"{process.world.rng.getrandbits(48):x}"
-        super().__init__(outside, attempt.incarnation, attempt.number, nonce)
+        super().__init__(cast(Any, outside), attempt.incarnation, attempt.number, nonce)
         self._process, self._outside = process, outside
         self._on_their_way: list[Any] = []
 

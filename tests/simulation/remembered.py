@@ -15,8 +15,8 @@ from unittest.mock import patch
 from msgspec import inspect
 
 from exactlyonce.checkpoint.records import history
-from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.records.encoding import DecisionKey
+from exactlyonce.checkpoint.records.manifest import TransactionalId
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks
 
 ANSWERS_MAX = 1_000

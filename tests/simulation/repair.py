@@ -16,9 +16,7 @@ import msgspec
 from confluent_kafka import Message
 from topologies import topic_of
 
-from exactlyonce.checkpoint.records import committable
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Committable, Manifest, Written, shares
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge
@@ -29,9 +27,9 @@ from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
-from exactlyonce.engines.runtime.signals import Watermark
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
@@ -75,7 +73,10 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
         left[log.task, log.subtask] = in_flight.records_by_channel(in_flight.decode(bodies))
     blocks = FetchedBlocks()
     while True:
-        replay = Replay(world.planned(manifest.parallelism), base, ranges, logs, blocks, left)
+        spec = TaskSpec(
+            reference={}, parallelism=manifest.parallelism, incarnation=1, attempt=0, manifest=base, topic=world.topic
+        )
+        replay = Replay(world.planned(manifest.parallelism), spec, ranges, logs, blocks, left)
         try:
             replay.run()
             break
@@ -83,7 +84,7 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
             refs = wanted.refs
         yield from blocks.get(world, refs)
     records = replay.outputs[lost.sink, lost.subtask]
-    share = committable.shares(manifest.committables)[lost.transactional_id]
+    share = shares(manifest.committables)[lost.transactional_id]
     found: dict[tuple[str, int], Records] = {place: [] for place in lost.counts}
     for key, value in records[share.start : share.stop]:
         place = (lost.sink, output_partition(key, world.output_partitions))
@@ -160,7 +161,7 @@ class _Collected:
 @dataclass
 class Replay:
     plan: Plan
-    base: Manifest
+    spec: TaskSpec
     ranges: Ranges
     logs: dict[tuple[str, int], list[bytes]]
     blocks: FetchedBlocks
@@ -177,7 +178,7 @@ class Replay:
         for task in self.plan.tasks:
             for subtask in range(self.plan.parallelism):
                 ends = ReplayEnds(self, subtask)
-                assembler = Assembler(self.plan, subtask, self.base, self.blocks, HashMapBackend())
+                assembler = Assembler(self.plan, self.spec, subtask, self.blocks, HashMapBackend())
                 operators = TaskOperators(task.name, subtask)
                 assembler.assemble(task, ends, operators)
                 lanes, sources = ends.lanes, ends.sources
@@ -205,7 +206,7 @@ class ReplayEnds:
 
     def read(self, node: Node, head: ops.BatchOperator) -> None:
         assert isinstance(node.source, KafkaSource)
-        known = [noted for noted in self.replay.base.offsets if noted.source == node.id]
+        known = [noted for noted in self.replay.spec.manifest.offsets if noted.source == node.id]
         decoder = SourceDecoder(node.id, node.source, before=known)
         if decoder.times is not None:
             self.sources[node.id] = ordering.SourceWatermarks(node.id, decoder.times, head)

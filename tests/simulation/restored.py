@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
-from exactlyonce.engines.savepoints.fitting import Surroundings
+from exactlyonce.engines.savepoints.fitting import RestoreTarget
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced
 from exactlyonce.state.errors import DamagedState
@@ -83,7 +83,7 @@ def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Proc
     newest = history.latest
     if newest is None or not newest.is_savepoint:
         return None
-    around = Surroundings(
+    around = RestoreTarget(
         graph=world.graph, inputs=inputs, cluster_id="cluster", parallelism=coordinator.plan.parallelism,
         storages=cast(Storages, _Storage(world)), storage=newest.storage, note=world.note,
     )  # fmt: skip

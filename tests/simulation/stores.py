@@ -16,16 +16,15 @@ from ledgers import WatchedStore, positions_of
 from watched import TOPIC, demand
 
 from exactlyonce.checkpoint import requests
-from exactlyonce.checkpoint.commits.of_stores import UnderWay
-from exactlyonce.checkpoint.records.committable import TransactionalId
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.commits.stores import UnderWay
+from exactlyonce.checkpoint.records.manifest import TopicInfo, TransactionalId
 from exactlyonce.checkpoint.requests import Answer
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, StoreUnavailable
 from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.simulation import coordinator as simulated
 from exactlyonce.testing.simulation.clients import Steps
-from exactlyonce.testing.simulation.stores import StoreAnswers
+from exactlyonce.testing.simulation.coordinator import StoreAnswers
 from exactlyonce.testing.store import MemorySink, StoreContents
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def left(world: World, coordinator: SimulatedCoordinator) -> Left:
     history = coordinator.log.history
     kept = len(history.incarnations) + len(history.manifests) + len(history.finalized) + len(history.repairs)
     blocks = coordinator.leader.known_blocks
-    kept += len(blocks.ledger.retained) + sum(map(len, blocks.ledger._unclaimed.values())) + len(blocks._ends)
+    kept += len(blocks.use.retained) + sum(map(len, blocks.use._unclaimed.values())) + len(blocks._ends)
     return Left(
         len(world.oracle.live_blocks()),
         sum(value is not None for value in live.values()),

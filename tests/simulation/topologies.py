@@ -17,9 +17,9 @@ import msgspec
 
 from exactlyonce import Emit, EventTime, Joined, Pipeline, Timers, Tumbling, Windowed
 from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.pipeline.functions import Output
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.moments import ms_of
-from exactlyonce.pipeline.output import Output
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
 PIPELINE = "p"
@@ -66,6 +66,7 @@ class Step:
     - tally: likewise; its state is a mutable one.
     - expiring: appends to `totals` how many records its key has had without a pause of `TTL_MS`.
     - window: holds records until their window is over, then passes them on; late ones to its side output, "<id>~".
+    - earlier: gives each record, of a window, an event time in the window before its own.
     - timer: likewise, until a timer of event time.
     - clocked: likewise, until a timer by the clock; none is late.
     - as_of: likewise, until their time; `totals` are then the partition and offset of the newest record of its second
@@ -296,6 +297,10 @@ def _value(windowed: Windowed[str, list[Event]]) -> list[Event]:
     return windowed.value
 
 
+def _window_before(event: Event) -> int:
+    return time_of(event) - WINDOW_MS
+
+
 def _key(name: str) -> Callable[[Event], str]:
     def first(event: Event) -> str:
         return event.first
@@ -362,6 +367,8 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
             case "expiring":
                 keyed = inputs[0].key_by(_key(step.key))
                 streams[step.id] = keyed.stateful_map(step.id, _expiring, ttl=f"{TTL_MS}ms")
+            case "earlier":
+                streams[step.id] = inputs[0].with_time(_window_before, disorder=f"{2 * WINDOW_MS}ms", id=step.id)
             case "clocked":
                 streams[step.id] = inputs[0].key_by(_key(step.key)).process(step.id, HoldsByClock, order="arrival")
             case "window" | "timer" | "as_of":
@@ -449,6 +456,9 @@ WINDOW_SHAPES = {
     "windows": "in: source, held: window in, out: sink held, late: sink held~",
     "windows-twice": """
         in: source, read: branch in, held: window read, again: window held by second, out: sink again by second,
+        late: sink held~""",
+    "windows-earlier": """
+        in: source, held: window in, back: earlier held, again: window back by second, out: sink again by second,
         late: sink held~""",
     "windows-of-two": """
         in: source, more: source, both: union in more, held: window both, totals: COUNT held, late: sink held~,

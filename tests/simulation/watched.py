@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
-from exactlyonce.checkpoint.records.committable import TransactionalId
+from exactlyonce.checkpoint.records.manifest import TransactionalId
 from exactlyonce.testing.broker.interface import Error, Initialized, Produced
 from exactlyonce.testing.broker.model import BrokerModel, _Marker
 from exactlyonce.testing.broker.transaction_coordinator import State

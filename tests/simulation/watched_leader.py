@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.events import PendingCheckpoint
-from exactlyonce.checkpoint.leader import Leader, Verdict
-from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Verdict
+from exactlyonce.checkpoint.kept_blocks import BlockRetention
+from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import DELETE, SAVEPOINT, Asked
-from exactlyonce.engines.surroundings.stores import stages
+from exactlyonce.engines.external_checks.stores import stages
 
 if TYPE_CHECKING:
     from coordinator import SimulatedCoordinator
@@ -23,7 +23,7 @@ class WatchedLeader(Leader):
     def __init__(self, coordinator: SimulatedCoordinator, log: DecisionLog) -> None:
         self.world, self.coordinator = coordinator.world, coordinator
         world = coordinator.world
-        self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
+        self.known_blocks = BlockRetention(world.settings, staging=stages(world.graph))
         super().__init__(coordinator.leader_config(), log, self.known_blocks, world.clock, coordinator._note)
         self.asked: deque[Asked] = deque()
         """Requests of people to this incarnation, except savepoints."""
@@ -51,7 +51,7 @@ class WatchedLeader(Leader):
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> requests.Procedure[Verdict]:
         verdict = yield from super().decide(plan, pinned)
         self.coordinator.carries = False
-        if isinstance(verdict, decision.Decided):
+        if isinstance(verdict, Decided):
             self.world.seen["refused commit"] += "refused" in verdict.unsettled.values()
             self.world.seen["unknown commit"] += "unknown" in verdict.unsettled.values()
         reason = getattr(verdict, "reason", "")

@@ -27,13 +27,13 @@ from stores import Stores
 from topologies import HOLDING, PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of, under_load
 from watched import TOPIC, Asserted, Broken, WatchedBroker, demand
 
-from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
+from exactlyonce.checkpoint.commits.kafka import TRIES_AGAIN
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.encoding import PART_BYTES, DamagedRecord
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
+from exactlyonce.checkpoint.transactions.commit import UNREACHABLE
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (

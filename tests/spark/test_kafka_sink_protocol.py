@@ -22,9 +22,9 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, OF_LIBRARY
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import TIMEOUT_DEFAULT_MS, parse_sink_options
-from exactlyonce.engines.spark.sink.position import Job, Position
+from exactlyonce.engines.spark.sink.position import Position, SparkJob
+from exactlyonce.engines.spark.sink.task import Flushed
 from exactlyonce.engines.spark.sink.writer import batch_of
 from exactlyonce.pipeline.errors import ConfigError, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
@@ -59,11 +59,11 @@ def test_headers_and_partitions_arrive(world: World) -> None:
     def written(batch: int, *headers: Any) -> list[Flushed]:
         columns = [pa.array(map(str, headers)), pa.array([1] * len(headers)), pa.array(headers, pa.list_(pair))]
         rows = pa.record_batch(columns, names=world.schema.names)
-        return [world.task_of(planner, planner.assign(), Job(QUERY, batch), rows)]
+        return [world.task_of(planner, planner.assign(), SparkJob(QUERY, batch), rows)]
 
     planner, committer = world.pair("a")
     pairs = [{"key": "trace", "value": b"abc"}, {"key": "trace", "value": None}, {"key": "b", "value": b""}]
-    committer.commit(Job(QUERY, 0), written(0, pairs, [], None))
+    committer.commit(SparkJob(QUERY, 0), written(0, pairs, [], None))
     servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
     with closing(Consumer({**servers, "group.id": world.name})) as consumer:
         consumer.assign([TopicPartition(world.target.topic, 1, 0)])
@@ -82,7 +82,7 @@ def test_a_plan_that_dies(world: World, failing: Callable[[str], None]) -> None:
     planner, committer = world.pair("b")
     flushed = world.tasks(planner, 0, partitions=1)
     assert sorted(world.target.states().values()) == ["CompleteAbort"] * 4 + ["Ongoing"]
-    committer.commit(Job(QUERY, 0), flushed)
+    committer.commit(SparkJob(QUERY, 0), flushed)
     world.assert_exact(0, partitions=1)
 
 
@@ -90,9 +90,9 @@ def test_the_ids_of_attempts(world: World) -> None:
     """They are told apart also where a stage was run again, and Spark's count of attempts with it."""
     planner, committer = world.pair("a")
     for batch in range(2):
-        assignment, job = planner.assign(), Job(QUERY, batch)
+        assignment, job = planner.assign(), SparkJob(QUERY, batch)
         attempts = [world.task(planner, assignment, job, rows_of(batch, 0), attempt=0) for _ in range(2)]
-        names = [each.precommit.transactional_id for each in attempts if each.precommit]
+        names = [precommit.transactional_id for each in attempts for precommit in each.ack.precommits]
         assert names == [f"eo:{world.name}:spark:0:1.0-0:{slot}" for slot in range(2)]
         committer.commit(job, attempts[batch : batch + 1])
     world.assert_exact(0, 1, partitions=1)
@@ -100,24 +100,24 @@ def test_the_ids_of_attempts(world: World) -> None:
 
 def test_a_failed_attempt_holds_readers_only_to_the_decision(world: World, failing: Callable[[str], None]) -> None:
     planner, committer = world.pair("a")
-    attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0), 3)
+    attempts = world.attempts(planner, SparkJob(QUERY, 0), rows_of(0, 0), 3)
     failing("coordinator-decided")
     with pytest.raises(FailpointRaised):
-        committer.commit(Job(QUERY, 0), attempts[1:2])
+        committer.commit(SparkJob(QUERY, 0), attempts[1:2])
     states = sorted(world.target.states().items())
     assert [state for _, state in states] == ["CompleteAbort", "Ongoing", "CompleteAbort"]
 
 
 def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None:
     planner, committer = world.pair("a")
-    committer.commit(Job(QUERY, 4), world.tasks(planner, 4))
+    committer.commit(SparkJob(QUERY, 4), world.tasks(planner, 4))
     with pytest.raises(ConfigError, match="an older copy"):
         world.tasks(planner, 3)
     with pytest.raises(ConfigError, match="checkpointLocation"):
         world.tasks(planner, 0, query="another")
     for batch in range(2):
         adopting, committer = world.pair("a", adoptQuery=QUERY)
-        committer.commit(Job("another", batch), world.tasks(adopting, batch, query="another"))
+        committer.commit(SparkJob("another", batch), world.tasks(adopting, batch, query="another"))
     with pytest.raises(ConfigError, match="another query, another"):
         world.tasks(planner, 5)
     world.assert_exact(4, 0, 1)
@@ -129,9 +129,8 @@ def test_a_lost_transaction(world: World, transactions: Transactions, failing: C
     flushed = world.tasks(planner, 0)
     failing("coordinator-decided")
     with pytest.raises(FailpointRaised):
-        committer.commit(Job(QUERY, 0), flushed)
-    lost = flushed[0].precommit
-    assert lost is not None
+        committer.commit(SparkJob(QUERY, 0), flushed)
+    (lost,) = flushed[0].ack.precommits
     transactions.end_until_answered(lost.transactional_id, lost.producer_id, lost.epoch, commit=False)
     world.tasks(world.driver("b"), 0)
     client = ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers})
@@ -143,24 +142,24 @@ def test_a_lost_transaction(world: World, transactions: Transactions, failing: C
 def test_a_transaction_that_changed_meanwhile_is_not_decided(world: World) -> None:
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)
-    assert flushed[0].precommit is not None
-    more = msgspec.structs.replace(flushed[0].precommit, records=4)
+    (precommit,) = flushed[0].ack.precommits
+    more = msgspec.structs.replace(flushed[0].ack, precommits=(msgspec.structs.replace(precommit, records=4),))
     with pytest.raises(SinkFailed, match="holds 3 records on the broker, but 4 were produced"):
-        committer.commit(Job(QUERY, 0), [msgspec.structs.replace(flushed[0], precommit=more), flushed[1]])
+        committer.commit(SparkJob(QUERY, 0), [msgspec.structs.replace(flushed[0], ack=more), flushed[1]])
     world.driver("a").abort()
     world.assert_exact()
     with pytest.raises(SinkFailed, match="CompleteAbort, not Ongoing"):
-        world.driver("a").commit(Job(QUERY, 0), flushed)
+        world.driver("a").commit(SparkJob(QUERY, 0), flushed)
     world.assert_exact()
 
 
 def test_batch_writes_with_an_id_happen_once(world: World) -> None:
     for number in range(2):
         for write_id in ("monday", ""):
-            job, planner = Job(write_id=write_id), world.driver("a", writeId=write_id)
+            job, planner = SparkJob(write_id=write_id), world.driver("a", writeId=write_id)
             planner.commit(job, world.job(planner, job, [rows_of(7, number)]))
         planner = world.driver("a")
-        planner.commit(Job(QUERY, number), world.tasks(planner, number))
+        planner.commit(SparkJob(QUERY, number), world.tasks(planner, number))
     assert world.found() == sorted([*expected(0, 1), *rows_of(7, 0) * 2, *rows_of(7, 1)])
     world.target.assert_settled()
 
@@ -168,7 +167,7 @@ def test_batch_writes_with_an_id_happen_once(world: World) -> None:
 def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
     planner = world.driver("a")
     for partitions in (0, 2, 2):
-        planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions))
+        planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0, partitions))
     world.assert_exact(0)
 
 
@@ -176,7 +175,7 @@ def test_a_sink_keeps_the_partitioner_that_it_began_with(world: World) -> None:
     """That of pipelines unless another was chosen; decisions without rows keep it, too."""
     planner = world.driver("b", partitioner=OF_LIBRARY)
     for batch, partitions in enumerate((2, 0, 2)):
-        planner.commit(Job(QUERY, batch), world.tasks(planner, batch, partitions))
+        planner.commit(SparkJob(QUERY, batch), world.tasks(planner, batch, partitions))
         planner = world.driver("b")
         assert planner.assign().partitioner == OF_LIBRARY
     for chosen in ({"partitioner": DEFAULT}, {"kafka.partitioner": DEFAULT}):
@@ -186,12 +185,12 @@ def test_a_sink_keeps_the_partitioner_that_it_began_with(world: World) -> None:
 
 def test_a_gap_is_a_halt(world: World) -> None:
     planner = world.driver("a")
-    planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
     with pytest.raises(Halt, match=r"(?s)up to batch 0, but Spark goes on with batch 2.*acceptLoss.* \"1\""):
         world.tasks(planner, 2)
     accepting = world.driver("a", acceptLoss="1")
-    accepting.commit(Job(QUERY, 2), world.tasks(accepting, 2))
-    planner.commit(Job(QUERY, 3), world.tasks(planner, 3))
+    accepting.commit(SparkJob(QUERY, 2), world.tasks(accepting, 2))
+    planner.commit(SparkJob(QUERY, 3), world.tasks(planner, 3))
     world.assert_exact(0, 2, 3)
 
 
@@ -204,15 +203,15 @@ def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(Position, "offsets", older)
-        planner, plain = world.driver("a"), Job(write_id="monday")
-        planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+        planner, plain = world.driver("a"), SparkJob(write_id="monday")
+        planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
         planner.commit(plain, world.job(planner, plain, [rows_of(7, 0)]))
     planner = world.driver("b")
-    planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
     with pytest.raises(Halt, match="with 6 rows"):
-        planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions=1))
+        planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0, partitions=1))
     planner = world.driver("b")
-    planner.commit(Job(QUERY, 5), world.tasks(planner, 5))
+    planner.commit(SparkJob(QUERY, 5), world.tasks(planner, 5))
     assert world.found() == sorted([*expected(0, 5), *rows_of(7, 0)])
 
 
@@ -223,7 +222,7 @@ def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
     def run(name: str, batch: int, *writes: int, **changes: str) -> None:
         """One run of the function, which writes the rows of *writes*, -1 for none, each in a job of its own."""
         for write in writes:
-            driver, job = world.driver("a", **changes), Job(QUERY, batch, run=name)
+            driver, job = world.driver("a", **changes), SparkJob(QUERY, batch, run=name)
             driver.commit(job, world.job(driver, job, [rows_of(batch, write)] if write >= 0 else []))
 
     run("app/1", 0, 0)
@@ -265,7 +264,7 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
     planner = world.driver("a", topic="")
     unnamed = pa.record_batch([pa.array(["a", "b"]), pa.array([world.target.topic, None])], names=["value", "topic"])
     with pytest.raises(RecordError, match="Row 2"):
-        world.task_of(planner, planner.assign(), Job(QUERY, 0), unnamed)
+        world.task_of(planner, planner.assign(), SparkJob(QUERY, 0), unnamed)
     with closing(Topics(config)) as topics:
         topics.delete(as_topic(find_topic(config, world.name)))
     with pytest.raises(Halt, match="topic was deleted"):
@@ -275,7 +274,7 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
 def test_a_topic_that_was_created_again_since_the_last_job(world: World, kafka: KafkaCluster) -> None:
     """Every job halts before its first row, until the topic is accepted; later jobs go on in it."""
     planner, committer = world.pair("a")
-    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    committer.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
     kafka.delete_topics([world.target.topic])
     kafka.create_topic(world.target.topic, 2)
     for driver in (planner, world.driver("b"), world.driver("b", acceptNewOutput="other")):
@@ -283,9 +282,9 @@ def test_a_topic_that_was_created_again_since_the_last_job(world: World, kafka: 
         with pytest.raises(Halt, match=rf"(?s)created again since checkpoint 1 .*{accepting}"):
             driver.assign()
     planner, committer = world.pair("c", acceptNewOutput=world.target.topic)
-    committer.commit(Job(QUERY, 1), world.tasks(planner, 1))
+    committer.commit(SparkJob(QUERY, 1), world.tasks(planner, 1))
     planner, committer = world.pair("d")
-    committer.commit(Job(QUERY, 2), world.tasks(planner, 2))
+    committer.commit(SparkJob(QUERY, 2), world.tasks(planner, 2))
     world.assert_exact(1, 2)
 
 
@@ -297,7 +296,7 @@ def test_the_transaction_timeout(world: World, transactions: Transactions) -> No
     flushed = world.tasks(driver, 0)
     states = transactions.describe(list(world.target.states())).values()
     assert {state.timeout_ms for state in states if state} == {20_000}
-    driver.commit(Job(QUERY, 0), flushed)
+    driver.commit(SparkJob(QUERY, 0), flushed)
     with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
         world.driver("a", transactionTimeout="1000s").assign()
     given = {"sinkId": "a", "topic": "b", "kafka.bootstrap.servers": "a:1"}

@@ -182,7 +182,7 @@ def test_all_options_of_state() -> None:
     ("options", "message"),
     [
         ({**STATE, "checkpoint": "2", "asOf": "2026-11-01T00:00:00Z"}, "checkpoint and asOf contradict each other"),
-        ({**STATE, "asOf": "yesterday"}, "asOf is 'yesterday': write a time as"),
+        ({**STATE, "asOf": "yesterday"}, r"asOf is 'yesterday'\. Write one of: a time as"),
         ({**STATE, "operators": "totals"}, "There is no option 'operators' for a read of state. Options are: state, "),
         ({"state": "order-totals"}, "kafka.bootstrap.servers is not set"),
         ({**STATE, "state": "orders:pipeline"}, "state: the name of a pipeline, .*the option types names the module"),

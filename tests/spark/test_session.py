@@ -13,9 +13,9 @@ import pytest
 from bounded import HERE, Fed
 
 from exactlyonce.cli.main import main
-from exactlyonce.engines.spark import jobs
-from exactlyonce.engines.spark.jobs import described, watched
+from exactlyonce.engines.spark import submit
 from exactlyonce.engines.spark.session import require_connect, require_master, runs_here, session
+from exactlyonce.engines.spark.submit import described, watched
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -113,7 +113,7 @@ def test_a_connect_server_needs_the_extra_connect(missing: str, monkeypatch: pyt
 
 
 def test_an_error_of_the_listener_ends_the_work(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(submit, "LOOK_INTERVAL_S", 0.01)
 
     def refusing(count: int) -> None:
         raise LookupError(f"{count} tasks")

@@ -11,7 +11,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StringType, StructType
 
 from exactlyonce.engines.spark.sink import writer
-from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.position import SparkJob
 from exactlyonce.engines.spark.sink.writer import BatchWriter, batch_writer
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, StoreError, StoreUnavailable
 
@@ -89,7 +89,7 @@ OF_A_BATCH = Context(
 )  # fmt: skip
 
 
-def job(context: Context, **given: str) -> Job:
+def job(context: Context, **given: str) -> SparkJob:
     """The job of a `df.write` in a task with this context."""
     options = {"sinkId": "totals", "topic": "t", "kafka.bootstrap.servers": "x:1", **given}
     task: Any = context
@@ -106,6 +106,6 @@ def test_a_write_that_nobody_could_tell_from_its_repetition_is_refused() -> None
 
 def test_a_write_is_known_by_its_id_or_else_by_its_batch() -> None:
     """With the id none it counts anew, also within a batch."""
-    assert job(OF_A_BATCH) == Job("q", 7, run="a/1/3")
-    assert job(Context(), writeId="monday") == job(OF_A_BATCH, writeId="monday") == Job(write_id="monday")
-    assert job(Context(), writeId="none") == job(OF_A_BATCH, writeId="none") == Job()
+    assert job(OF_A_BATCH) == SparkJob("q", 7, run="a/1/3")
+    assert job(Context(), writeId="monday") == job(OF_A_BATCH, writeId="monday") == SparkJob(write_id="monday")
+    assert job(Context(), writeId="none") == job(OF_A_BATCH, writeId="none") == SparkJob()

@@ -10,7 +10,7 @@ from worlds import QUERY, World, expected
 
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.position import SparkJob
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import FailpointRaised
 
@@ -34,10 +34,10 @@ def test_batches(world: World) -> None:
         assert world.found() == decided
         decided += expected(batch, partitions=partitions)
         for _ in range(2):
-            committer.commit(Job(QUERY, batch), flushed)
+            committer.commit(SparkJob(QUERY, batch), flushed)
             assert world.found() == decided
             flushed = world.tasks(planner, batch, partitions)
-            assert not any(task.has_output for task in flushed)
+            assert not any(task.wrote for task in flushed)
     world.target.assert_settled()
     if world.target.store == "kafka":
         assert len(world.target.states()) == 3, "one transactional id for each task, and not for each batch"
@@ -54,17 +54,17 @@ def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, 
     flushed = world.tasks(planner, 0)
     failing(step)
     with pytest.raises(FailpointRaised):
-        committer.commit(Job(QUERY, 0), flushed)
+        committer.commit(SparkJob(QUERY, 0), flushed)
     decided = [] if step == "coordinator-checked" else expected(0)
     if aborted:
         world.driver("a").abort()
         assert world.found() == decided
     successor, committer = world.pair("b")
     again = world.tasks(successor, 0)
-    assert [each.has_output for each in again] == [not decided] * 2
+    assert [each.wrote for each in again] == [not decided] * 2
     assert world.found() == decided
-    committer.commit(Job(QUERY, 0), again)
-    committer.commit(Job(QUERY, 1), world.tasks(successor, 1))
+    committer.commit(SparkJob(QUERY, 0), again)
+    committer.commit(SparkJob(QUERY, 1), world.tasks(successor, 1))
     world.assert_exact(0, 1)
 
 
@@ -74,14 +74,14 @@ def test_a_task_that_is_tried_again(world: World) -> None:
     """The attempt that Spark reports is there. Output of other attempts and of failed jobs is dropped."""
     planner, committer = world.pair("a")
     for batch, reported in enumerate((2, 0)):
-        attempts = world.attempts(planner, Job(QUERY, batch), rows_of(batch, 0), 3)
-        committer.commit(Job(QUERY, batch), [attempts[reported]])
+        attempts = world.attempts(planner, SparkJob(QUERY, batch), rows_of(batch, 0), 3)
+        committer.commit(SparkJob(QUERY, batch), [attempts[reported]])
         world.assert_exact(*range(batch + 1), partitions=1)
     for batch, is_told in ((2, True), (3, False)):
         world.tasks(planner, batch)
         if is_told:
             committer.abort()
-        committer.commit(Job(QUERY, batch), world.tasks(planner, batch, partitions=1))
+        committer.commit(SparkJob(QUERY, batch), world.tasks(planner, batch, partitions=1))
         world.assert_exact(*range(batch + 1), partitions=1)
 
 
@@ -89,19 +89,19 @@ def test_a_task_that_is_tried_again(world: World) -> None:
 @pytest.mark.parametrize("target", ["kafka", "postgres"], indirect=True)
 def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
     planner, committer = world.pair("a")
-    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    committer.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
     stale = world.tasks(planner, 1)
     successor, last = world.pair("b")
     fresh = world.tasks(successor, 1)
     for zombie in (committer, world.driver("a")):
         with pytest.raises(Fenced, match="on b"):
-            zombie.commit(Job(QUERY, 1), stale)
-    last.commit(Job(QUERY, 1), fresh)
+            zombie.commit(SparkJob(QUERY, 1), stale)
+    last.commit(SparkJob(QUERY, 1), fresh)
     fresh = world.tasks(successor, 2)
     world.driver("a").abort()
     with pytest.raises(Fenced, match="on b"):
         planner.assign()
-    last.commit(Job(QUERY, 2), fresh)
+    last.commit(SparkJob(QUERY, 2), fresh)
     world.assert_exact(0, 1, 2)
 
 
@@ -109,8 +109,8 @@ def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
 @pytest.mark.parametrize("target", ["kafka", "postgres"], indirect=True)
 def test_other_rows_under_a_decided_number_are_a_halt(world: World) -> None:
     planner = world.driver("a")
-    planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
-    job = Job(QUERY, 1)
+    planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
+    job = SparkJob(QUERY, 1)
     planner.commit(job, world.tasks(planner, 1))
     planner.commit(job, world.job(planner, job, [[*rows_of(1, 1), *rows_of(1, 0)]]))
     first, second = rows_of(1, 0), rows_of(1, 1)
@@ -122,5 +122,5 @@ def test_other_rows_under_a_decided_number_are_a_halt(world: World) -> None:
         world.assert_exact(0, 1)
     accepting = world.driver("b", acceptLoss="2")
     accepting.commit(job, world.job(accepting, job, [rows_of(9, 9)]))
-    accepting.commit(Job(QUERY, 2), world.tasks(accepting, 2))
+    accepting.commit(SparkJob(QUERY, 2), world.tasks(accepting, 2))
     world.assert_exact(0, 1, 2)

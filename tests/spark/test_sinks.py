@@ -124,7 +124,7 @@ def test_a_stream_to_kafka(stream: Stream, tmp_path: Path) -> None:
     )
     stream.feed()
     strange = rows.selectExpr("key", "value", "9 as partition")
-    with pytest.raises(StreamingQueryException, match=r"out 9: .*Unknown partition"):
+    with pytest.raises(StreamingQueryException, match=r"out\[9\] could not .*Unknown partition"):
         stream.run(strange)
     stream.target.assert_settled()
     stream.run(rows)

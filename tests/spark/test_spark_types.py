@@ -15,10 +15,9 @@ from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.spark.source import state_reading
 from exactlyonce.engines.spark.source.spark_types import Unfit, column
 from exactlyonce.engines.spark.source.state_reading import Columns
-from exactlyonce.pipeline.avro import AvroCodec
-from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.schema import describe
+from exactlyonce.pipeline.shape import describe
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import StateIncompatible
 from exactlyonce.state.state_type import StateType
@@ -153,25 +152,9 @@ class Sum(msgspec.Struct):
     sum: float
 
 
-def test_states_by_an_avro_schema() -> None:
-    """They have the columns of what the schema holds, as text too, and those of today's schema if that is known."""
-    written = StateType[Any]("totals", AvroCodec(Sale))
-    shown = "struct<sum:double,day:date,clock:string,colour:string,by_day:map<string,array<bigint>>>"
-    sale = Sale(1.5, date(2026, 2, 28), time(1, 2, 3), Colour.RED, {"mo": [1, 2]})
-    kept = KeptEntry(3, canonical_key("ann"), written.pack([sale])[0], 1)
-
-    def read(today: Any = None, *, in_json: bool = False) -> tuple[str, Any]:
-        known: StateType[Any] | None = StateType("totals", today) if today is not None else None
-        found = Columns("totals", 7, key="str", written=written.schema, version=1, today=known, in_json=in_json)
-        (batch,) = found.batches([kept])
-        return found.schema["value"].dataType.simpleString(), batch["value"].to_pylist()[0]
-
-    day, clock = date(2026, 2, 28), "01:02:03"
-    assert read() == (shown, {"sum": 1.5, "day": day, "clock": clock, "colour": "red", "by_day": [("mo", [1, 2])]})
-    text = '{"sum":1.5,"day":"2026-02-28","clock":"01:02:03","colour":"red","by_day":{"mo":[1,2]}}'
-    assert read(in_json=True) == ("string", text)
-    renamed = {"type": "record", "name": "Sum", "aliases": ["Sale"], "fields": [{"name": "sum", "type": "double"}]}
-    assert read(AvroCodec(Sum, renamed)) == ("struct<sum:double>", {"sum": 1.5})
+def test_states_of_an_older_version_by_avro_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kept by an Avro schema, which this exactlyonce does not read any more"):
+        Columns("totals", 7, key="str", written={"avro": "long"}, version=1, today=None, in_json=False)
 
 
 def test_all_of_it_as_json() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,14 +16,10 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
-from exactlyonce.engines.spark.sink.messages import Flushed
-from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.store_task import write_store_task
+from exactlyonce.engines.spark.sink.position import SparkJob
+from exactlyonce.engines.spark.sink.task import Flushed
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, StoreError, StoreUnavailable
-from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
-from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
-from exactlyonce.sinks.prepared import writer
 from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -43,15 +38,15 @@ def test_what_an_attempt_writes_that_spark_has_given_up(world: World, monkeypatc
     for batch, expected_looks in enumerate((2, 0, 0)):
         flushed = world.tasks(planner, batch, 5)
         looks.clear()
-        committer.commit(Job(QUERY, batch), flushed)
+        committer.commit(SparkJob(QUERY, batch), flushed)
         assert len(looks) == expected_looks
-    assignment, job = planner.assign(), Job(QUERY, 3)
+    assignment, job = planner.assign(), SparkJob(QUERY, 3)
     attempts = [world.task(planner, assignment, job, rows_of(3, 0)) for _ in range(2)]
     committer.commit(job, attempts[-1:])
-    committer.commit(Job(QUERY, 4), world.tasks(planner, 4))
+    committer.commit(SparkJob(QUERY, 4), world.tasks(planner, 4))
     assert len(looks) == 1
     assert unreferenced_blocks(world.kafka, world.name) == set()
-    committer.commit(Job(QUERY, 5), world.tasks(planner, 5))
+    committer.commit(SparkJob(QUERY, 5), world.tasks(planner, 5))
     assert len(looks) == 1
 
 
@@ -65,11 +60,11 @@ def test_a_zombie_between_decision_and_commit(world: World, monkeypatch: pytest.
         if name == "coordinator-decided":
             monkeypatch.undo()
             successor, last = world.pair("b")
-            last.commit(Job(QUERY, 1), world.tasks(successor, 1))
+            last.commit(SparkJob(QUERY, 1), world.tasks(successor, 1))
 
     monkeypatch.setattr("exactlyonce.engines.connections.hit", overtaken)
     with pytest.raises(Fenced, match="incarnation 2"):
-        committer.commit(Job(QUERY, 0), flushed)
+        committer.commit(SparkJob(QUERY, 0), flushed)
     world.assert_exact(0, 1)
 
 
@@ -79,9 +74,12 @@ def test_a_store_that_is_away(world: World) -> None:
     and the next start brings the store what it lacks."""
     servers, store = world.target.servers, world.target.store
     planner, committer = world.pair("a")
-    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    committer.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
     flushed: list[Flushed] = []
-    for step in (lambda: flushed.extend(world.tasks(planner, 1)), lambda: committer.commit(Job(QUERY, 1), flushed)):
+    for step in (
+        lambda: flushed.extend(world.tasks(planner, 1)),
+        lambda: committer.commit(SparkJob(QUERY, 1), flushed),
+    ):
         servers.kill(store)
         waiting = threading.Thread(target=step)
         waiting.start()
@@ -95,19 +93,19 @@ def test_a_store_that_is_away(world: World) -> None:
     committer = world.driver("a", storeTimeout="1s")
     servers.kill(store)
     with pytest.raises(StoreUnavailable, match=r"has not answered for 1 s .*Nothing is lost"):
-        committer.commit(Job(QUERY, 2), flushed)
+        committer.commit(SparkJob(QUERY, 2), flushed)
     world.driver("a").abort()
     with pytest.raises(StoreUnavailable, match=r"has not answered for 1 s"):
         world.driver("b", storeTimeout="1s").assign()
     servers.start(store)
     successor, last = world.pair("b")
-    last.commit(Job(QUERY, 2), world.tasks(successor, 2))
+    last.commit(SparkJob(QUERY, 2), world.tasks(successor, 2))
     world.assert_exact(0, 1, 2)
 
 
 def test_a_row_that_does_not_fit(world: World) -> None:
     planner, committer = world.pair("a")
-    job = Job(QUERY, 0)
+    job = SparkJob(QUERY, 0)
     with pytest.raises(RecordError, match=r"row 2 of task 0 of batch 0 .*customer.*21.*Filter such rows"):
         world.job(planner, job, [[Row(1, "customer", 1), Row(2, "x" * 21, 2)]])
     flushed = world.job(planner, job, [[Row(1, "customer", -1)]])
@@ -116,7 +114,7 @@ def test_a_row_that_does_not_fit(world: World) -> None:
     with pytest.raises(Halt, match="refuses its 1 records"):
         world.driver("b").assign()
     successor, committer = world.pair("b", acceptLoss="1")
-    committer.commit(Job(QUERY, 1), world.tasks(successor, 1))
+    committer.commit(SparkJob(QUERY, 1), world.tasks(successor, 1))
     world.assert_exact(1)
 
 
@@ -124,7 +122,7 @@ def test_what_would_count_as_written(world: World) -> None:
     """The second of two jobs with the same arguments to end is refused, and written when it is run again; so is the
     second target of a function of foreachBatch that has one sinkId for two."""
     planner, committer = world.pair("a")
-    jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
+    jobs = [SparkJob(write_id=each) for each in ("monday", "tuesday")]
     assignment = planner.assign()
     first, second = ([world.task(planner, assignment, job, rows_of(n, 0))] for n, job in enumerate(jobs))
     committer.commit(jobs[0], first)
@@ -133,7 +131,7 @@ def test_what_would_count_as_written(world: World) -> None:
     committer = world.driver("a")
     committer.commit(jobs[1], world.job(planner, jobs[1], [rows_of(1, 0)]))
     world.assert_exact(0, 1, partitions=1)
-    job = Job(QUERY, 0, run="app/1")
+    job = SparkJob(QUERY, 0, run="app/1")
     committer.commit(job, world.job(planner, job, [rows_of(2, 0)]))
     planner, committer = world.pair("a", mode="upsert", key="id")
     world.target.sql(f"CREATE UNIQUE INDEX ON {world.target.table} (id)")
@@ -142,36 +140,30 @@ def test_what_would_count_as_written(world: World) -> None:
     assert world.found() == expected(0, 1, 2, partitions=1)
 
 
-@pytest.mark.parametrize(
-    ("target", "changes"), [("postgres", {"commit": "prepared"})], indirect=["target"], ids=["prepared"]
-)
-def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
+@pytest.mark.parametrize("target", ["files"], indirect=True)
+def test_two_jobs_at_a_time(world: World) -> None:
     """The job that began first is refused before its decision, for its rows are dropped. Run again, it is written."""
-    planner = world.driver("a", **changes)
-    jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
+    planner = world.driver("a")
+    jobs = [SparkJob(write_id=each) for each in ("monday", "tuesday")]
     first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))
     with pytest.raises(Fenced, match=r"Incarnation 2 .*nothing is lost"):
-        world.driver("a", **changes).commit(jobs[0], first)
-    world.driver("a", **changes).commit(jobs[1], second)
-    world.driver("a", **changes).commit(jobs[0], world.job(planner, jobs[0], [rows_of(0, 0)]))
+        world.driver("a").commit(jobs[0], first)
+    world.driver("a").commit(jobs[1], second)
+    world.driver("a").commit(jobs[0], world.job(planner, jobs[0], [rows_of(0, 0)]))
     assert world.found() == expected(0, 1, partitions=1)
 
 
-@pytest.mark.exhaustive(but=["undecided-prepared", "coordinator-decided-rows"])
+@pytest.mark.exhaustive(but=["undecided-files", "coordinator-decided-postgres"])
 @pytest.mark.parametrize(
-    ("step", "target", "changes"),
-    [
-        ("undecided", "postgres", {"commit": "prepared"}),
-        ("coordinator-decided", "postgres", {}),
-        ("coordinator-finalized", "files", {}),
-    ],
-    indirect=["target"], ids=["undecided-prepared", "coordinator-decided-rows", "coordinator-finalized-files"],
-)  # fmt: skip
-def test_a_stopped_query(step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ("step", "target"),
+    [("undecided", "files"), ("coordinator-decided", "postgres"), ("coordinator-finalized", "files")],
+    indirect=["target"],
+)
+def test_a_stopped_query(step: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted query and the former one's commit: neither decides dropped rows, nor drops those staged meanwhile."""
-    planner, committer = world.pair("a", **changes)
-    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
-    job = Job(QUERY, 1)
+    planner, committer = world.pair("a")
+    committer.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
+    job = SparkJob(QUERY, 1)
     attempts = world.attempts(planner, job, rows_of(1, 0), 2)
     again: list[Flushed] = []
     batch, decide, hit = 1 + (step != "undecided"), SinkDriver._decide, failpoints.hit
@@ -193,7 +185,7 @@ def test_a_stopped_query(step: str, world: World, changes: dict[str, str], monke
     with nullcontext() if step == "coordinator-finalized" else pytest.raises(Fenced):
         committer.commit(job, attempts[:1])
     assert [each.wrote for each in again] == [True]
-    world.driver("a", **changes).commit(Job(QUERY, batch), again)
+    world.driver("a").commit(SparkJob(QUERY, batch), again)
     assert world.found() == sorted([*expected(0), *expected(*range(1, 1 + batch), partitions=1)])
 
 
@@ -202,7 +194,7 @@ def test_upserts(world: World) -> None:
     planner, committer = world.pair("a", mode="upsert", key="customer")
     for batch in range(2):
         rows = [Row(batch, "ann", batch), Row(10 + batch, "bob", batch), Row(20 + batch, "ann", 7 * batch)]
-        committer.commit(Job(QUERY, batch), world.job(planner, Job(QUERY, batch), [rows]))
+        committer.commit(SparkJob(QUERY, batch), world.job(planner, SparkJob(QUERY, batch), [rows]))
         assert world.found() == [Row(10 + batch, "bob", batch), Row(20 + batch, "ann", 7 * batch)]
 
 
@@ -211,56 +203,10 @@ def test_upserts(world: World) -> None:
 def test_at_least_once(world: World) -> None:
     planner, committer = world.pair("a", delivery="at_least_once")
     for batch in range(2):
-        attempts = world.attempts(planner, Job(QUERY, batch), rows_of(batch, 0), 2)
-        committer.commit(Job(QUERY, batch), attempts[1:])
+        attempts = world.attempts(planner, SparkJob(QUERY, batch), rows_of(batch, 0), 2)
+        committer.commit(SparkJob(QUERY, batch), attempts[1:])
     assert world.found() == sorted(2 * expected(0, 1, partitions=1))
     assert world.target.hidden() == []
-
-
-PREPARING: dict[str, Any] = {"prepared": PreparingPostgresStore, "xa": PreparingMySQLStore}
-EACH_PREPARING = pytest.mark.parametrize(
-    ("target", "commit"), [("postgres", "prepared"), ("mariadb", "xa")], indirect=["target"], ids=PREPARING
-)
-
-
-@pytest.mark.exhaustive(but=["prepared"])
-@EACH_PREPARING
-def test_rows_that_take_long_to_come(commit: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that waits for its task's next rows shows that it lives, so that the store keeps its transaction."""
-    kept, keep = threading.Event(), PREPARING[commit].keep
-
-    def keeping(self: Any) -> None:
-        keep(self)
-        kept.set()
-
-    def batches() -> Iterator[Any]:
-        for part in range(2):
-            yield world.target.batch(rows_of(0, part))
-            assert kept.wait(LIMIT_S)
-
-    monkeypatch.setattr(PREPARING[commit], "keep", keeping)
-    monkeypatch.setattr(writer, "KEEP_INTERVAL_MS", 100)
-    monkeypatch.setattr(writer, "CHUNK_SIZE", 1)  # so that the first rows begin a transaction
-    planner, committer = world.pair("a", commit=commit)
-    job = Job(QUERY, 0)
-    committer.commit(job, [write_store_task(planner.options, planner.assign(), job, 0, False, batches())])
-    assert world.found() == expected(0)
-
-
-@pytest.mark.exhaustive(but=["prepared"])
-@EACH_PREPARING
-def test_prepared_transactions_of_a_driver_that_begins_anew(world: World, commit: str) -> None:
-    """The process that commits goes on with the next incarnation of its driver, though it has cleaned for the one
-    before: after a task that was tried again and a query that was stopped, a batch is committed as any other."""
-    listed = "SELECT gid FROM pg_prepared_xacts" if commit == "prepared" else "XA RECOVER"
-    before = set(world.target.sql(listed))
-    planner, committer = world.pair("a", commit=commit)
-    attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0), 2)
-    committer.commit(Job(QUERY, 0), attempts[:1])
-    world.tasks(planner, 1)  # of a query that is stopped, Spark says nothing
-    committer.commit(Job(QUERY, 1), world.tasks(planner, 1))
-    assert world.found() == sorted([*rows_of(0, 0), *expected(1)])
-    assert set(world.target.sql(listed)) <= before
 
 
 def test_what_is_refused_at_start(world: World) -> None:

@@ -15,8 +15,9 @@ from pyspark.sql import types as spark
 
 from exactlyonce.engines.spark.sink.options import SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import tally_of
-from exactlyonce.engines.spark.sink.target import StoreTarget, announced_sink, record_type
-from exactlyonce.pipeline import schema
+from exactlyonce.engines.spark.sink.target import StoreTarget, record_type
+from exactlyonce.engines.spark.sink.target import sink_of as class_of
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
 
@@ -51,9 +52,9 @@ def test_options_are_the_arguments_of_the_sinks() -> None:
     assert isinstance(sink, PostgresSink)
     assert (sink.table, sink.schema, sink.dsn, sink.mode) == ("totals", "shop", "env:DSN", "upsert")
     assert (sink.key, sink.create, sink.delivery) == (("customer", "day"), True, "exactly_once")
-    sink = sink_of(parse(sink="MariaDB", table="totals", dsn="env:DSN", commit="xa"))
+    sink = sink_of(parse(sink="MariaDB", table="totals", dsn="env:DSN", commit="write_ahead"))
     assert isinstance(sink, MySQLSink)
-    assert sink.commit == "xa"
+    assert sink.commit == "write_ahead"
     sink = sink_of(parse(sink="files", path="/data", partitionBy="day", roll_bytes="4kb", rollInterval="10m"))
     assert isinstance(sink, FileSink)
     assert (sink.path, sink.partition_by, sink.roll_bytes, sink.roll_interval) == ("/data", ("day",), "4kb", "10m")
@@ -73,7 +74,7 @@ def test_options_travel() -> None:
     again = pickle.loads(pickle.dumps(options))
     assert again == options
     assert hash(again.target) == hash(options.target)
-    described = [schema.describe(target_of(each).type) for each in (options, again)]
+    described = [shape.describe(target_of(each).type) for each in (options, again)]
     assert described[0] == described[1]
     optional = {"day": {"union": ["date", "null"]}, "ratio": {"union": ["float", "null"]}}
     assert dict(described[0]["fields"]) == {"id": "int", "customer": "str", **optional}
@@ -90,7 +91,7 @@ def test_options_travel() -> None:
         ({**POSTGRES, "create": "yes"}, r"create is 'yes': write true or false"),
         ({**POSTGRES, "mode": "upsert", "key": "client"}, r"key names 'client', and the DataFrame has .*customer"),
         ({**POSTGRES, "mode": "replace"}, r"Sink 'totals' cannot write to postgres: mode='replace' must be one of"),
-        ({**POSTGRES, "delivery": "at_most_once"}, r"'at_most_once' is not for Spark"),
+        ({**POSTGRES, "delivery": "at_most_once"}, r"delivery='at_most_once' is for Kafka alone"),
         ({**POSTGRES, "delivery": "once"}, r"delivery='once' must be one of"),
         ({**POSTGRES, "storeTimeout": "soon"}, r"storeTimeout"),
         ({"sink": "mysql", "table": "a", "dsn": f"mysql://me:{CANARY}@db/shop"}, r"has a password written out"),
@@ -135,8 +136,8 @@ def test_records() -> None:
     records = target_of(options).records()
     values, made = records.take(batch)
     assert values == [("first", {"m": [{"x": 1}, None]}, 1), ("second", None, None)]
-    assert [schema.describe(type(each)) for each in made] == [
-        schema.describe(record_type(columns.json(), ("class",)))
+    assert [shape.describe(type(each)) for each in made] == [
+        shape.describe(record_type(columns.json(), ("class",)))
     ] * 2
     broken = pa.record_batch([pa.array(["a", None]), sizes, pa.array([1, 2])], names=columns.names)
     with pytest.raises(RecordError, match=r"Row 4 of a task has null in column 'class'.*filter"):
@@ -202,7 +203,7 @@ def others(
     monkeypatch.syspath_prepend(installed("sinks_of_others", SINKS_OF_OTHERS, NAMES_OF_OTHERS))
     yield parse
     sys.modules.pop("sinks_of_others", None)
-    announced_sink.cache_clear()
+    class_of.cache_clear()
 
 
 def test_the_sink_of_another_package(others: Callable[..., SinkOptions]) -> None:
@@ -216,7 +217,7 @@ def test_the_sink_of_another_package(others: Callable[..., SinkOptions]) -> None
     assert (sink.mode, sink.properties, sink.choose) == ("upsert", {"zone": "eu"}, str)
     assert target_of(others(sink="table", table="totals", key="customer")).key == ("customer",)
     for given, said in (
-        ({"sink": "table"}, r"sink=table needs the option table: an argument of TableSink without a default\."),
+        ({"sink": "table"}, r"sink=table needs the option table: the name of the table that rows go to\."),
         ({"sink": "table", "table": "t", "choose": "str"}, r"no option 'choose' .* rows_max, key, create, mode"),
         ({"sink": "table", "table": "t", "rows_max": "many"}, r"rows_max is 'many': write a number"),
         ({"sink": "table", "table": "t", "key": "client"}, r"key names 'client'"),

@@ -12,8 +12,8 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.restore import CheckpointedState
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
 from exactlyonce.state.stored import Fetch
-from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.testing.state_contract.memory import StateBlocks
 
 

@@ -428,3 +428,15 @@ def test_keys_are_named_at_every_depth() -> None:
     value = {"days": [{(1, (True, None)): {False: b"\x00"}}, {2.5: "half", "[1]": 1}]}
     shown = {"days": [{"[1,[true,null]]": {"false": "AA=="}}, {"2.5": "half", "[1]": 1}]}
     assert json.loads(json_text(value)) == shown
+
+
+def test_states_of_an_older_version_by_avro_are_refused() -> None:
+    """Whatever the version: they are never misread, and the way to read them is named."""
+    state_type = StateType[int]("totals", VersionedState(int, 2, {1: int}))
+    for version in (1, 2):
+        with pytest.raises(
+            StateIncompatible, match=r"operator 'totals' is kept by an Avro schema.*Run the pipeline once"
+        ):
+            state_type.require_readable({"avro": "long"}, version)
+        with pytest.raises(StateIncompatible, match=r"operator 'totals' is kept by an Avro schema"):
+            state_type.decode(b"\x91\xc4\x01\x02", {"avro": "long"}, version)

@@ -83,7 +83,7 @@ def mixed(topic: Any, restored: Restore, monkeypatch: pytest.MonkeyPatch) -> tup
     """The index of checkpoint 2, in which states of version 1 lie beside one of version 2: as they were kept once."""
     with monkeypatch.context() as before:
         before.setattr(state_type.StateType, "may_share_chain", lambda *_: True)
-        before.setattr("exactlyonce.state.tiered.groups.WHOLE_BYTES", 0)  # files of the whole state have one version
+        before.setattr("exactlyonce.state.rocksdb.groups.WHOLE_BYTES", 0)  # files of the whole state have one version
         table = restored(CENTS, 1, first(topic, restored))
         table.apply(add(100), KEYS[:1], [None])
         index: tuple[bytes, ...] = topic.write(table.freeze(2, 1))

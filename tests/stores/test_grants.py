@@ -35,9 +35,9 @@ class Total(msgspec.Struct):
 KEYED = {"mode": "upsert", "key": ("customer",)}
 SINKS = {
     "postgres": lambda: PostgresSink("totals", dsn="env:TOTALS_AT", **KEYED),
-    "postgres-prepared": lambda: PostgresSink("totals", dsn="env:TOTALS_AT", commit="prepared"),
+    "postgres-append": lambda: PostgresSink("totals", dsn="env:TOTALS_AT"),
     "mariadb": lambda: MySQLSink("totals", dsn="env:TOTALS_AT", **KEYED),
-    "mariadb-xa": lambda: MySQLSink("totals", dsn="env:TOTALS_AT", commit="xa"),
+    "mariadb-append": lambda: MySQLSink("totals", dsn="env:TOTALS_AT"),
     "redis": lambda: RedisSink("env:TOTALS_AT", key=lambda total: total.customer),
 }
 
@@ -104,7 +104,7 @@ def rights_in(statements: list[str]) -> list[tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["postgres", "postgres-prepared", "mariadb", "mariadb-xa", "redis"])
+@pytest.mark.parametrize("name", ["postgres", "postgres-append", "mariadb", "mariadb-append", "redis"])
 def test_the_printed_rights_are_enough_and_a_start_without_one_names_it(
     name: str, kafka: KafkaCluster, database_server: Callable[[str], Any], topic_name: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from real_broker import RealBroker
 
 from exactlyonce.testing import BrokerModel, SimulatedClock
 from exactlyonce.testing.broker.histories import Stage
-from exactlyonce.testing.broker.real_broker import RealBroker
 
 if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster

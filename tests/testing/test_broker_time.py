@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+from real_broker import RealBroker
 
 from exactlyonce.testing import BrokerModel, BrokerSettings, SimulatedClock
 from exactlyonce.testing.broker.histories import (
@@ -25,7 +26,6 @@ from exactlyonce.testing.broker.histories import (
     Step,
     play,
 )
-from exactlyonce.testing.broker.real_broker import RealBroker
 
 QUICK = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from random_histories import random_history
 
 from exactlyonce.testing import SimulatedClock
 from exactlyonce.testing.broker.histories import Stage, Step, difference, play, shortest
 from exactlyonce.testing.broker.model import BrokerModel
-from exactlyonce.testing.broker.random_histories import random_history
 
 STEPS = 80
 USUAL = range(12)

@@ -15,7 +15,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, ReaderContext
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.source import Source
 from exactlyonce.testing.source_contract import SourceContract
 from exactlyonce.testing.source_contract import sources as contract
@@ -221,6 +221,33 @@ class TestSourceOfThePage(contract_of_the_page()):  # type: ignore[misc]  # the 
         self.append(1, ["1:0", "1:1"])
         with pytest.raises(Halt, match="has only 2 records"):
             self._range(self.beginning([1])[0], 3, 100)
+
+    @pytest.mark.parametrize(
+        ("owner", "name", "wrong", "message"),
+        [
+            ("OpenShop", "read", lambda self, most: [b"{}"] * (most + 1), r"read\(3\) of shop .* gave 4 records"),
+            ("OpenShop", "ended", True, "has ended, and the source says grows = True"),
+            ("OpenShop", "cursor", 7, "the cursor of shop .* is 7, and has to be text"),
+            ("JournalSource", "grows", False, "OpenShop has no `ended`, and the source no grows = True"),
+        ],
+    )
+    def test_a_mistake_that_would_lose_or_double_records(
+        self, owner: str, name: str, wrong: object, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It stops runs and bounded work, before anything of it is taken."""
+        monkeypatch.setattr(self.source.__globals__[owner], name, wrong)
+        self.filled(10)
+        reader = self.reader()
+        with pytest.raises(Halt, match=message):
+            reader.poll(3)
+        assert reader.reader.positions() == self.beginning()
+        with pytest.raises(Halt, match=message):
+            self._range(self.beginning([1])[0], 6, 3)
+
+    def test_an_identity_that_is_no_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.source.__globals__["JournalSource"], "find_splits", lambda self: [7])
+        with pytest.raises(ConfigError, match=r"find_splits\(\) gives 7, and the identity of a split is text"):
+            self.found()
 
 
 POLL, OPEN, FETCH, POSITIONS = ListReader.poll, ListSource.open_reader, Lists.fetch, ListReader.positions

@@ -18,15 +18,15 @@ from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.merging import Merging
+from exactlyonce.state.rocksdb import interval as tiered_interval
+from exactlyonce.state.rocksdb import table as tiered_table
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
+from exactlyonce.state.rocksdb.groups import TableGroups
+from exactlyonce.state.rocksdb.memory import TableMemory
+from exactlyonce.state.rocksdb.store import LocalStore
+from exactlyonce.state.rocksdb.table import TieredTable
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
-from exactlyonce.state.tiered import interval as tiered_interval
-from exactlyonce.state.tiered import table as tiered_table
-from exactlyonce.state.tiered.backend import RocksDBBackend
-from exactlyonce.state.tiered.groups import TableGroups
-from exactlyonce.state.tiered.memory import TableMemory
-from exactlyonce.state.tiered.store import LocalStore
-from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract import StateBackendContract
 from tests.testing.conftest import Mutant
 

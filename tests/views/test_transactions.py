@@ -12,13 +12,12 @@ import pytest
 from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable, TopicInfo
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.ending.waiting import WaitingOutput
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines.pending_output import WaitingOutput
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.views import transactions
 from exactlyonce.views.transactions import find_staged
@@ -67,9 +66,9 @@ def put(storage: str, tmp_path: Path) -> Put:
 def found(decision: Manifest) -> dict[str, WaitingOutput]:
     history = History("p")
     history.manifests[1] = decision
-    traces = Traces("p", TOPIC.name, history, "", ())
+    resources = PipelineResources("p", TOPIC.name, history, "", ())
     config: Any = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
-    return {f"{each.name} {each.decided_in}": each for each in find_staged(config, traces, None).waiting}
+    return {f"{each.name} {each.decided_in}": each for each in find_staged(config, resources, None).waiting}
 
 
 def test_the_age_of_rows(storage: str, put: Put) -> None:
@@ -87,5 +86,5 @@ def test_the_age_of_rows(storage: str, put: Put) -> None:
 
 def test_the_age_where_only_the_decision_tells(storage: str) -> None:
     """Without an answer of the store, the checkpoint's trigger tells it."""
-    (shown,) = found(decided(storage, waits(0, "prepared"))).values()
+    (shown,) = found(decided(storage, waits(0, "files"))).values()
     assert (shown.state, shown.started_at_ms) == ("unknown", TRIGGERED_AT_MS)

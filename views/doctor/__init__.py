@@ -1,4 +1,4 @@
-"""The checks of `exactlyonce doctor`, one module for each kind; `examination` runs them all. Each only looks.
+"""The checks of `exactlyonce doctor`; `examination` runs them all. Each only looks.
 
-`findings` has their results. May import the rest of `views` and everything below it.
+`findings` has their results, and the pipeline that is examined. May import the rest of `views` and everything below it.
 """

@@ -10,43 +10,44 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines import traces as found_traces
-from exactlyonce.engines.ending.waiting import StagedOutput, find_transactions, open_ids
-from exactlyonce.engines.traces import Traces
+from exactlyonce.engines import pipeline_resources
+from exactlyonce.engines.pending_output import StagedOutput, find_transactions, open_ids
+from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic
-from exactlyonce.views.doctor.blocks import check_blocks
-from exactlyonce.views.doctor.decisions import check_decisions
-from exactlyonce.views.doctor.findings import Findings
-from exactlyonce.views.doctor.inputs import check_inputs
+from exactlyonce.views.doctor.checks import (
+    RightsCheck,
+    SettingsCheck,
+    check_blocks,
+    check_decisions,
+    check_inputs,
+    check_stores,
+)
+from exactlyonce.views.doctor.findings import Findings, Subject
 from exactlyonce.views.doctor.readers import ReadersCheck
-from exactlyonce.views.doctor.rights import RightsCheck
-from exactlyonce.views.doctor.settings import SettingsCheck
-from exactlyonce.views.doctor.stores import check_stores
-from exactlyonce.views.doctor.subject import Subject
 from exactlyonce.views.transactions import find_staged
 
 TIMEOUT_MS = 10_000
 
 
-def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Traces:
-    """The traces of the pipeline; there may be none yet if its module was named."""
+def resources_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> PipelineResources:
+    """The resources of the pipeline; there may be none yet if its module was named."""
     try:
-        return found_traces.find(config, name)
+        return pipeline_resources.find(config, name)
     except TopicError:
         if graph is None:
             raise
-        return Traces(name, None, None, "", ())
+        return PipelineResources(name, None, None, "", ())
     except ConfigError as error:  # the topic is there, and we may not read it
-        return Traces(name, checkpoint_topic(name), None, str(error), ())
+        return PipelineResources(name, checkpoint_topic(name), None, str(error), ())
     except (BrokerUnavailable, BrokerRefused) as error:  # one request failed; if all do, there is nothing to examine
-        return Traces(name, find_topic(config, name).name, None, str(error), ())
+        return PipelineResources(name, find_topic(config, name).name, None, str(error), ())
 
 
 def examine(
     config: ClientConfig,
-    traces: Traces,
+    resources: PipelineResources,
     graph: LogicalGraph | None,
     settings: CheckpointSettings,
     *,
@@ -59,13 +60,15 @@ def examine(
         transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
         topics = stack.enter_context(closing(Topics(config)))
         subject = Subject(
-            config=config, traces=traces, graph=graph, settings=settings, now_ms=now_ms, waiting=None,
+            config=config, resources=resources, graph=graph, settings=settings, now_ms=now_ms, waiting=None,
             staged=StagedOutput(),
         )  # fmt: skip
         with findings.checking("open transactions of the pipeline"):
-            subject.waiting = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
+            subject.waiting = find_transactions(
+                transactions, open_ids(transactions, resources.pipeline), resources.history
+            )
         with findings.checking("output that waits for stores"):
-            subject.staged = find_staged(config, traces, graph)
+            subject.staged = find_staged(config, resources, graph)
         facts = topic_facts(topics, subject.topics, findings)
         check_decisions(subject, findings)
         ReadersCheck(subject, topics, transactions, findings, older_than_ms).run()
@@ -84,7 +87,7 @@ def missing_rights(config: ClientConfig, graph: LogicalGraph) -> list[str]:
         transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
         topics = stack.enter_context(closing(Topics(config)))
         subject = Subject(
-            config=config, traces=traces_of(config, graph.pipeline_id, graph), graph=graph,
+            config=config, resources=resources_of(config, graph.pipeline_id, graph), graph=graph,
             settings=CheckpointSettings(), now_ms=0, waiting=None, staged=StagedOutput(),
         )  # fmt: skip
         facts = topic_facts(topics, subject.topics, findings)

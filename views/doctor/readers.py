@@ -6,16 +6,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from threading import Event
 
-from exactlyonce.checkpoint.commits.of_transactions import TIME_LEFT_MARGIN_MS
-from exactlyonce.checkpoint.records.committable import TransactionalId, coordinator_id
-from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
-from exactlyonce.checkpoint.transactions.markers import MARKERS_LOST_AFTER_MS
+from exactlyonce.checkpoint.commits.kafka import TIME_LEFT_MARGIN_MS
+from exactlyonce.checkpoint.records.manifest import TransactionalId, coordinator_id
+from exactlyonce.checkpoint.requests import ProducerState, TransactionState
+from exactlyonce.checkpoint.transactions.commit import MARKERS_LOST_AFTER_MS
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.sizes import counted
-from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.views.doctor.subject import Subject
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings, Subject
 
 COMPLETE = ("CompleteCommit", "CompleteAbort", "Empty", "Dead")
 """States of an id whose transaction is over, even if its markers were lost."""

@@ -16,7 +16,7 @@ except KafkaException as error:
     if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
         raise SystemExit(f"{SERVERS} made no topic: {error.args[0].str()}") from None
 
-producer = Producer({"bootstrap.servers": SERVERS, "enable.idempotence": True, "max.in.flight": 1})
+producer = Producer({"bootstrap.servers": SERVERS, "enable.idempotence": True, "max.in.flight": 1, "log_level": 3})
 for number in range(1_000):
     customer = CUSTOMERS[number % len(CUSTOMERS)]
     order = {"id": number, "customer": customer, "total": number % 100}

@@ -19,8 +19,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned, Ticket, verified_value
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, is_damaged, next_offset, read_range
 from exactlyonce.connectors.kafka.client_config import ClientConfig

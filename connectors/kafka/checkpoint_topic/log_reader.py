@@ -9,7 +9,7 @@ from contextlib import closing
 
 from exactlyonce.checkpoint.decision_log import DECISIONS, DIGEST_HEADER, history_of, take_in
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import read_range
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, describe, found

@@ -17,9 +17,8 @@ from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, Produc
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.records.committable import Written
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
+from exactlyonce.checkpoint.records.manifest import TopicInfo, Written
+from exactlyonce.checkpoint.requests import Answered, Fate, Producer, WriteAnswer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import log_ends, read_log
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, as_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig

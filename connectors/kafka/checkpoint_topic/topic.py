@@ -13,7 +13,7 @@ from threading import Event
 from typing import NamedTuple
 from uuid import UUID
 
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
 from exactlyonce.connectors.kafka.client import MESSAGE_SIZE_MAX
 from exactlyonce.connectors.kafka.client_config import ClientConfig

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Manifest
+from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Committable, Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.visible import Writer

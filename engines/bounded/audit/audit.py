@@ -15,8 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from exactlyonce.checkpoint.records.committable import transaction_prefix
-from exactlyonce.checkpoint.records.manifest import HISTORY, HISTORY_ENDED
+from exactlyonce.checkpoint.records.manifest import HISTORY, HISTORY_ENDED, transaction_prefix
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner_in
@@ -34,7 +33,7 @@ from exactlyonce.engines.bounded.replay.recompute import (
     recompute,
 )
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.submit import Executors, WorkListener
 from exactlyonce.engines.bounded.unit.findings import FOREIGN, Finding, PlainRecord
 from exactlyonce.engines.bounded.unit.lane_audit import AuditedLane, LaneAudit, LanePlace
 from exactlyonce.engines.bounded.unit.staging import stage_messages
@@ -59,7 +58,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _audited_decoder = msgspec.msgpack.Decoder(AuditedLane)
 
 
-class AuditProgress(Progress, Protocol):
+class AuditProgress(WorkListener, Protocol):
     """The listener to an audit."""
 
     def passed(self, offsets: int) -> None:

@@ -15,7 +15,7 @@ from exactlyonce.checkpoint.records.manifest import RESTORED
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.replay.recompute import CheckpointInterval, interval_of, recomputation, recompute
-from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.submit import Executors, WorkListener
 from exactlyonce.engines.bounded.unit.staging import StagedFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.pipeline.errors import ConfigError
@@ -57,7 +57,7 @@ class ExpectedOutput:
         return sum(interval.offsets for interval in self._intervals)
 
     @contextmanager
-    def computed(self, executors: Executors, progress: Progress) -> Iterator[list[ExpectedLane]]:
+    def computed(self, executors: Executors, progress: WorkListener) -> Iterator[list[ExpectedLane]]:
         """Compute it. The staged files exist until the end of the block."""
         name, sink = self._loaded.pipeline.name, self.sink
         progress.began(self._intervals[-1].manifest, self.offsets)

@@ -28,11 +28,12 @@ from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, batches_of,
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputFile
 from exactlyonce.engines.bounded.workplace import workplace
+from exactlyonce.engines.external_checks.input_topics import InputTopics
+from exactlyonce.engines.external_checks.preflight import by_kind
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.blocks import whole_or_halt
 from exactlyonce.engines.runtime.in_flight import frames_of, records_by_channel
-from exactlyonce.engines.surroundings.input_topics import InputTopics
-from exactlyonce.engines.surroundings.preflight import by_kind
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
@@ -238,25 +239,28 @@ def _common(
     store_rows: bool,
 ) -> Stage:
     manifest = interval.manifest
-    return Stage(
+    spec = TaskSpec(
         reference=loaded.reference,
-        fingerprint=manifest.fingerprint,
         parallelism=manifest.parallelism,
-        checkpoint=manifest.checkpoint,
-        base=msgspec.structs.replace(interval.base, order_logs=(), committables=()),
         incarnation=manifest.incarnation,
         attempt=manifest.attempt,
+        manifest=msgspec.structs.replace(interval.base, order_logs=(), committables=()),
         topic=find_topic(client, manifest.pipeline),
+        storage=manifest.storage,
+        drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
+        skips=manifest.skips,
+        output_partitions=_output_partitions(client, manifest),
+        partitioners={output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks},
+    )
+    return Stage(
+        spec=spec,
+        fingerprint=manifest.fingerprint,
+        checkpoint=manifest.checkpoint,
         write_state=False,
         origins=origins,
         store_rows=store_rows,
         files=files,
-        storage=manifest.storage,
-        drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
-        skips=manifest.skips,
         rules=manifest.rules,
-        output_partitions=_output_partitions(client, manifest),
-        partitioners={output.sink: partitioner_in(manifest, output.sink, client.settings) for output in manifest.sinks},
         by_partition=bool(manifest.outputs_by_partition),
     )
 
@@ -277,7 +281,7 @@ def _output_partitions(client: ClientConfig, manifest: Manifest) -> dict[str, in
 
 def _left_in_flight(client: ClientConfig, common: Stage, manifest: Manifest) -> dict[tuple[str, int], dict[str, int]]:
     """The number of in-flight records at the end of the interval, by task and subtask, and channel."""
-    reader = block_storage(client, common.topic, common.storage)
+    reader = block_storage(client, common.spec.topic, common.spec.storage)
     with whole_or_halt(manifest):
         return {(log.task, log.subtask): records_by_channel(frames_of(log, reader)) for log in manifest.channel_logs}
 
@@ -285,8 +289,9 @@ def _left_in_flight(client: ClientConfig, common: Stage, manifest: Manifest) -> 
 def _order_logs(client: ClientConfig, common: Stage, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:
     """The order logs of the interval by task and subtask, in order, also those of aborted checkpoints."""
     refs = [ref for log in manifest.order_logs for ref in log.blocks]
+    reader = block_storage(client, common.spec.topic, common.spec.storage)
     with whole_or_halt(manifest):
-        bodies = {ref: block.body for ref, block in block_storage(client, common.topic, common.storage).fetch(refs)}
+        bodies = {ref: block.body for ref, block in reader.fetch(refs)}
     logs: dict[tuple[str, int], tuple[bytes, ...]] = {}
     for log in manifest.order_logs:
         place = (log.task, log.subtask)

@@ -13,12 +13,9 @@ from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 
-from exactlyonce.checkpoint.records.committable import Committable, shares
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.confluent import NOW
+from exactlyonce.checkpoint.records.manifest import Committable, Manifest, shares
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import Outgoing, write_again
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import (
@@ -33,6 +30,7 @@ from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError, require
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.sinks.kafka.copying import write_again
 
 Placed = Iterator[tuple[int, RecomputedOutput]]
 """Outputs, each with its partition."""
@@ -94,10 +92,7 @@ class ReplayRepair:
         outputs = found(manifest, lost, topic, again)
         if isinstance(outputs, str):
             return outputs
-        records = (
-            Outgoing(topic, partition, output.key, output.value, output.headers, output.timestamp_ms or NOW)
-            for partition, output in outputs
-        )
+        records = ((topic, output.alone(partition)) for partition, output in outputs)
         with closing(Transactions(self._client)) as transactions:
             return write_again(self._client, transactions, lost, transactional_id, self._timeout_ms, records)
 

@@ -11,15 +11,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from threading import Event
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.confluent import ANY_PARTITION, NOW, make_producer
+from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import (
     Recomputed,
     interval_of,
@@ -28,20 +29,22 @@ from exactlyonce.engines.bounded.replay.recompute import (
     topic_of,
 )
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.submit import Executors, Progress
+from exactlyonce.engines.bounded.submit import Executors, WorkListener
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline import sizes
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
+from exactlyonce.sinks.writer import SinkFailed
 
-TIMEOUT_S = 60.0
+TIMEOUT_MS = 60_000
 VISIBLE_TIMEOUT_MS = 5_000
 VISIBLE_POLL_S = 0.01
 
 
 @dataclass
-class Count:
+class ReplayedCount:
     """The number of a sink's records in a partition: recomputed, and by the broker's count at the decision."""
 
     sink: str
@@ -63,7 +66,7 @@ class Replayed:
     records: int
     skipped: int
     """Records left out, as by the run."""
-    counts: list[Count]
+    counts: list[ReplayedCount]
     produced: int
     """Records written into the named topic."""
 
@@ -105,7 +108,7 @@ class Replay:
         """The offsets of the interval; there may be fewer records."""
         return self._interval.offsets
 
-    def run(self, executors: Executors, progress: Progress) -> Replayed:
+    def run(self, executors: Executors, progress: WorkListener) -> Replayed:
         """Recompute, count, and produce if asked to."""
         interval, client, produced = self._interval, self._client, 0
         manifest = interval.manifest
@@ -128,9 +131,9 @@ def _chosen(manifest: Manifest, sink: str | None) -> str:
     return str(sink)
 
 
-def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:
+def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[ReplayedCount]:
     """The counts of each sink and partition; *history* are the decisions by now."""
-    counted: list[Count] = []
+    counted: list[ReplayedCount] = []
     for sink in (output.sink for output in manifest.sinks):
         if manifest.partitions_of(sink) is not None:
             known = Counter[int | None]({lane: again.count(sink, lane) for lane in again.lanes(sink)})
@@ -152,7 +155,7 @@ def _replayed(sink: str, again: Recomputed, partition_of: Partitioner, partition
     )
 
 
-def _counts_of(sink: str, manifest: Manifest, replayed: Counter[int | None]) -> list[Count]:
+def _counts_of(sink: str, manifest: Manifest, replayed: Counter[int | None]) -> list[ReplayedCount]:
     """The counts of one sink."""
     topic, _ = topic_of(manifest, sink)
     decided = Counter[int]()
@@ -161,11 +164,11 @@ def _counts_of(sink: str, manifest: Manifest, replayed: Counter[int | None]) -> 
             decided.update({written.partition: written.count for written in committable.written})
     at_random = replayed.pop(None, 0)
     places = sorted({*decided, *(partition for partition in replayed if partition is not None)})
-    counted = [Count(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
-    return [*counted, Count(sink, topic, None, at_random, None)] if at_random else counted
+    counted = [ReplayedCount(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
+    return [*counted, ReplayedCount(sink, topic, None, at_random, None)] if at_random else counted
 
 
-def agree(counted: list[Count]) -> bool:
+def agree(counted: list[ReplayedCount]) -> bool:
     """Whether a replay gave as many records as were decided, as far as partitions are foretold."""
     at_random = Counter({count.sink: count.replayed for count in counted if count.partition is None})
     for sink in {count.sink for count in counted}:
@@ -189,52 +192,26 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
     by_key = partitioner(partitioner_in(manifest, sink, client.settings))
     partition_of = by_key if _has(client, topic, partitions) else None
     name = f"exactlyonce-replay:{manifest.pipeline}:{manifest.checkpoint}:{sink}"
-    errors: list[str] = []
-    producer = make_producer(
-        client.confluent(
-            {
-                "transactional.id": name,
-                "delivery.report.only.error": True,
-                "on_delivery": lambda error, _: errors.append(error.str()) if error else None,
-            }
-        )
-    )
     try:
-        producer.init_transactions(TIMEOUT_S)
-        producer.begin_transaction()
-        records = 0
+        with closing(Transactions(client)) as transactions:
+            transaction = OpenTransaction.begun(client, name, transactions, timeout_ms=TIMEOUT_MS, topic=topic)
         for lane in again.lanes(sink):
             for output in again.outputs(sink, lane):
                 partition = output.place(partition_of, partitions) if partition_of is not None else None
-                place = ANY_PARTITION if partition is None else partition
-                while True:
-                    try:
-                        producer.produce(
-                            topic,
-                            output.value,
-                            output.key,
-                            place,
-                            timestamp=output.timestamp_ms or NOW,
-                            headers=[*(output.headers or ())],
-                        )
-                        break
-                    except BufferError:
-                        producer.poll(0.1)
-                records += 1
-    except KafkaException as error:
-        reason = client.redact(error.args[0].str())
+                transaction.write(topic, output.alone(ANY_PARTITION if partition is None else partition))
+        transaction.flush()
+    except SinkFailed as error:
+        reason = client.redact(str(error))
         raise BrokerUnavailable(f"{topic} could not be written: {reason}. Nothing of it is visible.") from None
-    _commit(client, producer, topic)
-    if errors:
-        raise BrokerUnavailable(f"{topic} could not be written: {errors[0]}. Nothing of it is visible.")
+    _commit(client, transaction, topic)
     _await_readers(client, topic)
-    return records
+    return transaction.records
 
 
-def _commit(client: ClientConfig, producer: Producer, topic: str) -> None:
+def _commit(client: ClientConfig, transaction: OpenTransaction, topic: str) -> None:
     """Commit the records in *topic*; the outcome of an unanswered commit is unknown."""
     try:
-        producer.commit_transaction(TIMEOUT_S)
+        transaction.commit()
     except KafkaException as error:
         reason, aborted = client.redact(error.args[0].str()), error.args[0].txn_requires_abort()
         outcome = (

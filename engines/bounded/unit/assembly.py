@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 
-from exactlyonce.checkpoint.block_storage import AttemptBlocks, BlockStorage
+from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -54,9 +55,9 @@ from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViola
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.loading import load_reference
-from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.writer import SinkEncoder, SinkWriter, WritesToTopic
+from exactlyonce.sinks.kafka.writer import KafkaProducers
+from exactlyonce.sinks.writer import SinkEncoder, WaitingWriter, WritesToTopic
 
 QUEUE_KILOBYTES = 65_536
 QUEUE_KILOBYTES_MIN = 4_096
@@ -80,17 +81,18 @@ def _run(place: UnitPlace, label: str) -> Receipt:
     with closing(StagedFiles()) as files:
         stage = KEPT.stage(place.file, lambda: _stage_decoder.decode(files.message(place.file, STAGE)))
         unit = _unit_decoder.decode(files.message(place.file, place.receiver))
-        graph = load_reference(stage.reference).build()
+        spec = stage.spec
+        graph = load_reference(spec.reference).build()
         if graph.fingerprint() != stage.fingerprint:
             raise GraphError(
                 "A unit imported another pipeline than the driver: the executors have another version of its module, "
                 "or the graph depends on something that differs between processes (time, random numbers, the "
                 "environment)."
             )
-        physical = plan(graph, stage.parallelism)
+        physical = plan(graph, spec.parallelism)
         task = next(task for task in physical.tasks if task.name == unit.task)
-        with KEPT.storage(place.client, stage.topic, stage.storage) as storage, KEPT.collector.collecting_rarely():
-            blocks = WorkerBlocks(storage.begin(stage.incarnation, stage.attempt)) if stage.write_state else None
+        with KEPT.storage(place.client, spec.topic, spec.storage) as storage, KEPT.collector.collecting_rarely():
+            blocks = WorkerBlocks(storage.begin(spec.incarnation, spec.attempt)) if stage.write_state else None
             assembly = Assembly(
                 stage, unit, place.client, plan=physical, task=task, label=label, files=files, storage=storage,
                 blocks=blocks,
@@ -146,7 +148,7 @@ def _acknowledgement(assembly: Assembly) -> Ack:
     if blocks is None:
         return Ack(unit.task, unit.subtask, stage.checkpoint, offsets)
     operators, attempt = assembly.operators, blocks.attempt
-    cut = operators.cut(stage.checkpoint, stage.base.checkpoint, offsets, whole=not stage.incremental)
+    cut = operators.cut(stage.checkpoint, stage.spec.manifest.checkpoint, offsets, whole=not stage.spec.incremental)
 
     def wait() -> None:
         attempt.wait(BLOCKS_TIMEOUT_S)
@@ -157,7 +159,7 @@ def _acknowledgement(assembly: Assembly) -> Ack:
 
 
 class Assembly:
-    """One subtask of one task, ready to run, and its `Ends`.
+    """One subtask of one task, ready to run, and its `TaskIO`.
 
     *files* reads what was sent; *storage* has the state of the base. *blocks* takes the staged output of sinks; None:
     the unit recomputes. *label* is the attempt's.
@@ -195,16 +197,7 @@ class Assembly:
         self._notes = Notes()
         self._producers = ThreadPoolExecutor(1, "producers")
         self._staying = set[ReaderInTurn]()
-        self._assembler = Assembler(
-            plan,
-            unit.subtask,
-            stage.base,
-            storage,
-            in_memory(),
-            drops_fields=stage.drops_fields,
-            skips=stage.skips,
-            notes=self._notes,
-        )
+        self._assembler = Assembler(plan, stage.spec, unit.subtask, storage, in_memory(), notes=self._notes)
         try:
             self._assembler.assemble(task, self, self.operators)
         except BaseException:
@@ -239,10 +232,10 @@ class Assembly:
 
     def read(self, node: Node, head: BatchOperator) -> None:
         source, unit, stage = cast("Readable", node.source), self.unit, self.stage
-        base = [] if unit.split else [noted for noted in stage.base.offsets if noted.source == node.id]
+        base = [] if unit.split else [noted for noted in stage.spec.manifest.offsets if noted.source == node.id]
         letters = self.operators.dead_letters.get(node.id)
         decoder = SourceDecoder(
-            node.id, source, before=base, skips=stage.skips, dead_letters=letters, rules=stage.rules
+            node.id, source, before=base, skips=stage.spec.skips, dead_letters=letters, rules=stage.rules
         )
         self.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(unit.readings)))
@@ -307,7 +300,7 @@ class Assembly:
         raise InvariantViolation("bounded work refuses loops")
 
     def write(self, node: Node) -> Push:
-        sink, graph, partitions = node.sink, self.plan.graph, self.stage.output_partitions.get(node.id)
+        sink, graph, partitions = node.sink, self.plan.graph, self.stage.spec.output_partitions.get(node.id)
         letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
         if self.stage.without_output and node.inputs[0].output != DEAD_LETTERS:
@@ -318,28 +311,17 @@ class Assembly:
             if self.stage.lanes:
                 receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
             elif self.stage.by_partition:
-                receivers = self.stage.output_partitions[node.id]
-                partition_of = partitioner(self.stage.partitioners[node.id])
+                receivers = self.stage.spec.output_partitions[node.id]
+                partition_of = partitioner(self.stage.spec.partitioners[node.id])
                 distribution = ByPartition(partition_of, receivers, self.unit.subtask)
                 self.distributions.append(distribution)
             encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return self._stage_output(node, encoder, receivers, distribution)
         if self.blocks is None:
             return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _Nowhere(node.id)
-        opened = self._assembler.open_sink(
-            node,
-            self.operators,
-            incarnation=self.stage.incarnation,
-            attempt=self.stage.attempt,
-            slots=0,
-            clients=_Clients(self._config, self._producers),
-            blocks=self.blocks,
-            prepared=_refuse,
-            note=_refuse,
-            partitions=partitions,
-            partitioner=self.stage.partitioners.get(node.id),
-        )
-        waiting = _Waiting(opened.writer, self.blocks.attempt)
+        clients = _Clients(self._config, self._producers)
+        opened = self._assembler.open_sink(node, self.operators, clients=clients, blocks=self.blocks)
+        waiting = WaitingWriter(opened.writer, partial(self.blocks.attempt.poll, WAIT_S))
         return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
 
     def _stage_output(
@@ -371,21 +353,6 @@ def _sent_to(
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A writer whose writes wait until it has room."""
-
-    writer: SinkWriter
-    blocks: AttemptBlocks
-
-    def write(self, outputs: Any) -> None:
-        self.writer.write(outputs)
-        self.writer.poll()
-        while not self.writer.room:
-            self.blocks.poll(WAIT_S)
-            self.writer.poll()
-
-
-@dataclass(frozen=True)
 class _Clients:
     """The clients of a sink that needs no transaction."""
 
@@ -403,10 +370,6 @@ class _Records:
     def encode(self, records: Sequence[Any]) -> Outputs:
         """Each record in msgpack."""
         return Outputs([_encode(record) for record in records], None, None)
-
-
-def _refuse(text: str) -> None:
-    raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {text}")
 
 
 class _Nowhere(BatchOperator):

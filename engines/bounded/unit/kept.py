@@ -12,7 +12,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from exactlyonce.checkpoint.block_storage import BlockStorage
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.unit.messages import Stage

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from exactlyonce.connectors.confluent import NOW
 from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_lane
+from exactlyonce.sinks.kafka.sink import Outputs
 
 Origin = tuple[str, int, int]
 """Topic, partition and offset of an input record."""
@@ -30,6 +32,12 @@ class RecomputedOutput(NamedTuple):
     def place(self, partition_of: Partitioner, partitions: int) -> int | None:
         """Its partition in a topic with so many; None: any."""
         return partition_of(self.key, partitions) if self.partition is None else self.partition
+
+    def alone(self, partition: int) -> Outputs:
+        """To be written into *partition*."""
+        return Outputs(
+            [self.value], [self.key], [self.headers or []], [self.timestamp_ms or NOW], partitions=[partition]
+        )
 
 
 def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
-from exactlyonce.connectors.blocks.folder import FolderOfLargeFiles
-from exactlyonce.connectors.blocks.storage import AWAY_TIMEOUT_S, folder_of, persistently
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries
+from exactlyonce.connectors.filestore.urls import store_at
 from exactlyonce.pipeline.errors import ConfigError
 
 STAGING = "The staging folder"
@@ -26,22 +26,6 @@ BUFFER_BYTES = 1 << 20
 END_BYTES = 1 << 16
 """The end of a file in HDFS or S3 is read at once: it has the directory, and often the entries."""
 FOLDERS_KEPT = 4
-
-
-class NewFile(Protocol):
-    def write(self, data: bytes | bytearray) -> object:
-        """Append *data*."""
-
-    def finish(self) -> None:
-        """All is written; once this returns, every unit can read it."""
-
-
-class ReadFile(Protocol):
-    def read(self, offset: int, length: int) -> bytes:
-        """*length* bytes from *offset*; fewer where the file ends."""
-
-    def close(self) -> None:
-        """Nothing is read any more."""
 
 
 def staging_at(staging: str | os.PathLike[str]) -> str:
@@ -59,18 +43,18 @@ def staging_at(staging: str | os.PathLike[str]) -> str:
 
 
 @lru_cache(FOLDERS_KEPT)
-def folder_at(url: str) -> FolderOfLargeFiles:
+def folder_at(url: str) -> FileStore:
     """The folder *url* in HDFS or S3, whose connection all units of this process share."""
     base, _, inner = url.rpartition("/")
-    return folder_of(base, inner, STAGING)
+    return store_at(base, inner, STAGING)
 
 
-def created(location: str) -> NewFile:
+def created(location: str) -> WritableFile:
     """A new file; OSError, or our errors of a storage."""
     return _StoredNewFile(location) if is_url(location) else _LocalNewFile(location)
 
 
-def opened(location: str, size: int) -> ReadFile:
+def opened(location: str, size: int) -> ReadableFile:
     """The file at *location*, which has *size* bytes. OSError unless it is there, and whole."""
     return _StoredReadFile(location, size) if is_url(location) else _LocalReadFile(location, size)
 
@@ -78,10 +62,10 @@ def opened(location: str, size: int) -> ReadFile:
 def put(url: str, content: bytes) -> None:
     """Write a small file at *url* in HDFS or S3."""
     folder, name = _place(url)
-    persistently(lambda: folder.put(name, content, _aside(name)), AWAY_TIMEOUT_S)
+    Retries(AWAY_TIMEOUT_S)(lambda: folder.put(name, content, _aside(name)))
 
 
-def _place(url: str) -> tuple[FolderOfLargeFiles, str]:
+def _place(url: str) -> tuple[FileStore, str]:
     folder, _, name = url.rpartition("/")
     return folder_at(folder), name
 
@@ -110,7 +94,7 @@ class _StoredNewFile:
         with _spooling():
             self._spool.flush()
         with self._spool:
-            persistently(lambda: self._folder.put_file(self._name, self._spool, _aside(self._name)), AWAY_TIMEOUT_S)
+            Retries(AWAY_TIMEOUT_S)(lambda: self._folder.put(self._name, self._spool, _aside(self._name)))
 
 
 @contextmanager
@@ -153,10 +137,14 @@ class _StoredReadFile:
         return self._range(offset, length) if length else b""
 
     def _range(self, offset: int, length: int) -> bytes:
-        data = persistently(lambda: self._folder.get_range(self._name, offset, length), AWAY_TIMEOUT_S)
+        data = Retries(AWAY_TIMEOUT_S)(lambda: self._folder.get_range(self._name, offset, length))
         if data is None:
             raise FileNotFoundError(2, os.strerror(2))
         return data
 
     def close(self) -> None:
         self._end = b""
+
+
+WritableFile = _LocalNewFile | _StoredNewFile
+ReadableFile = _LocalReadFile | _StoredReadFile

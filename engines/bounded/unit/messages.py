@@ -8,11 +8,10 @@ from __future__ import annotations
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Manifest, RecordPlace
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Precommit
 from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
 from exactlyonce.engines.runtime.source_decoder import Skipped
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -36,20 +35,12 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """The common part of a stage's units. It is staged, so it has no settings of the client: these may be secrets."""
+    """The common part of a stage's units. It is staged."""
 
-    reference: dict[str, object]
-    """The import of the pipeline; see `pipeline.loading`."""
+    spec: TaskSpec
     fingerprint: str
-    parallelism: int
     checkpoint: int
     """The checkpoint of the units' new state."""
-    base: Manifest
-    """The checkpoint of the state that they begin with."""
-    incarnation: int
-    attempt: int
-    topic: TopicInfo
-    """The checkpoint topic."""
     write_state: bool
     origins: bool
     """Whether output files have the origin of each record."""
@@ -63,19 +54,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """If not 0, outputs are distributed by key over so many lanes instead, to be compared."""
     store_rows: bool = False
     """Whether the records of sinks of stores are staged, too, where no state is written."""
-    storage: str = ""
-    """The storage of blocks; see `Manifest.storage`."""
-    drops_fields: bool = False
-    """`VersionedState.drops_fields`, of all states."""
-    skips: tuple[RecordPlace, ...] = ()
     rules: int = LATE_BELOW_LATEST
     """See `Manifest.rules`."""
-    incremental: bool = True
-    """`CheckpointSettings.incremental`."""
-    output_partitions: dict[str, int] = msgspec.field(default_factory=dict)
-    """The number of partitions of each sink's topic, by sink."""
-    partitioners: dict[str, str] = msgspec.field(default_factory=dict)
-    """The partitioner of each of these sinks."""
     sent: tuple[SentFile, ...] = ()
     """The files of the stages before."""
 
@@ -159,7 +139,7 @@ class Published(msgspec.Struct, frozen=True):
     label: str
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class UnitFailure(msgspec.Struct, frozen=True, tag="failure"):
     """Work that a retry would not fix: the name of an error of `pipeline.errors`, its text and facts."""
 
     error: str

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.bounded.unit.staging import Frames
-from exactlyonce.engines.runtime.assembler import TaskOperators, WatermarkInput
+from exactlyonce.engines.runtime.assembler import TaskInput, TaskOperators, WatermarkInput
 from exactlyonce.engines.runtime.batch import Batch, Push, joined
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.order_log import (
@@ -38,10 +38,8 @@ from exactlyonce.engines.runtime.order_log import (
     OrderRuns,
     runs_of,
 )
-from exactlyonce.engines.runtime.signals import Watermark
-from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.source_times import SourceTimes
-from exactlyonce.engines.runtime.watermarks import Port
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
+from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.moments import shown_time
@@ -51,23 +49,20 @@ OPEN_READERS_MAX = 64
 """An open reader is a client, with threads and some seven descriptors."""
 
 
-class Lane(Protocol):
-    """One ordered input."""
+class Lane(TaskInput, Protocol):
+    """An input that is here whole."""
 
-    @property
-    def name(self) -> str: ...
     @property
     def partition(self) -> int: ...
     @property
-    def push(self) -> Push: ...
-    @property
-    def port(self) -> Port | None: ...
+    def taken(self) -> int:
+        """The items handed out last."""
 
     def time_ms(self) -> int | None:
         """The time of the next item, which never decreases; None at the end."""
 
-    def take(self, count: int) -> tuple[int, Batch]:
-        """Up to *count* next items, as the order log counts them, and their batch; (0, ...) if none is next."""
+    def take(self, count: int) -> Batch | None:
+        """The batch of up to *count* next items, as the order log counts them; None if none is next."""
 
     def watermark(self) -> Watermark | None:
         """The watermark that comes next, if one does; then it is taken."""
@@ -115,6 +110,8 @@ class PartitionLane:
     push: Push
     port: None = None
     records: int = 0
+    taken: int = 0
+    """The messages handed out last."""
     _buffer: list[Any] = field(default_factory=list)
     _time_ms: int = 0
 
@@ -126,13 +123,16 @@ class PartitionLane:
         self._time_ms = max(self._time_ms, self.decoder.time_ms(self._buffer[0]))
         return self._time_ms
 
-    def take(self, count: int) -> tuple[int, Batch]:
+    def take(self, count: int) -> Batch | None:
         if not self._buffer:
             self._buffer = self.reader.read(BATCH_RECORDS_MAX)
         messages, self._buffer = self._buffer[:count], self._buffer[count:]
-        self.records += len(messages)
-        runs = ((self.partition, len(messages)),)
-        return len(messages), self.decoder.decode(messages, runs) if messages else Batch([], [])
+        self.taken = len(messages)
+        self.records += self.taken
+        return self.decoder.decode(messages, ((self.partition, self.taken),)) if messages else None
+
+    def note(self, order: OrderRuns) -> None:
+        order.note(self.name, self.partition, self.taken)
 
     def watermark(self) -> None:
         """It has none of its own: see `SourceWatermarks`."""
@@ -175,12 +175,14 @@ class ChannelLane:
     port: Port | None = None
     """Takes the watermarks; None: none come."""
     partition: int = NOT_A_SOURCE
+    taken: int = 0
+    """The records handed out last."""
     _items: Iterator[tuple[int, Watermark | Callable[[], bytes]]] | None = None
     _next: Watermark | Callable[[], bytes] | None = None
     """The next item, whose time is known: a frame is not read yet."""
     _rest: Batch | None = None
     """The frame in hand."""
-    _taken: int = 0
+    _begun: int = 0
     """Records taken of `_rest`."""
     _time_ms: int = 0
     _reached: int = NO_WATERMARK
@@ -191,17 +193,21 @@ class ChannelLane:
     def time_ms(self) -> int | None:
         return self._time_ms if self._rest or self._advance() else None
 
-    def take(self, count: int) -> tuple[int, Batch]:
+    def take(self, count: int) -> Batch | None:
         if self._rest is None:
             if not self._advance() or self._next is None or isinstance(self._next, Watermark):
-                return 0, Batch([], [])
+                return None
             self._rest, self._next = self.codec.decode(self._next()), None
             self._frames += 1
-        batch, start, size = self._rest, self._taken, len(self._rest.records)
-        self._taken = end = min(start + count, size)
+        batch, start, size = self._rest, self._begun, len(self._rest.records)
+        self._begun = end = min(start + count, size)
         if end == size:
-            self._rest, self._taken = None, 0
-        return end - start, batch.part(start, end)
+            self._rest, self._begun = None, 0
+        self.taken = end - start
+        return batch.part(start, end)
+
+    def note(self, order: OrderRuns) -> None:
+        order.note(self.name, NOT_A_SOURCE, self.taken)
 
     def watermark(self) -> Watermark | None:
         if self._rest is not None or not self._advance() or not isinstance(self._next, Watermark):
@@ -248,12 +254,8 @@ def take_by_time(
     while waiting:
         time_ms, place, lane = waiting[0]
         clock.time_ms = time_ms
-        count, batch = lane.take(BATCH_RECORDS_MAX)
-        if count and operators.order is not None:
-            operators.order.note(lane.name, lane.partition, count)
-            operators.order.end_batch()
-        if count:
-            lane.push(batch)
+        if (batch := lane.take(BATCH_RECORDS_MAX)) is not None:
+            operators.take(lane, batch)
         while (watermark := lane.watermark()) is not None:
             _advance(operators, lane, watermark)
         next_ms = lane.time_ms()
@@ -361,12 +363,12 @@ def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
     while count:
         while lane.watermark() is not None:  # the log says where it was taken
             pass
-        taken, batch = lane.take(min(count, BATCH_RECORDS_MAX))
-        if not taken:
+        batch = lane.take(min(count, BATCH_RECORDS_MAX))
+        if batch is None:
             raise _misfit(lane.name, lane.partition, f"the log has {count} records more than there are to read")
-        count -= taken
+        count -= lane.taken
         if order is not None:
-            order.note(lane.name, lane.partition, taken)
+            lane.note(order)
         yield batch
 
 

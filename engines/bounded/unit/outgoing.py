@@ -1,9 +1,14 @@
-"""The outputs of a unit: records for the next stage's subtasks, and outputs to be published.
+"""The outputs of a unit: records for the next stage's subtasks, and outputs to be published; and their publication.
 
 Invariants: after `close`, all pushed records are in a file, in order for each receiver; a record is encoded before the
 push returns, because the next branch may change it in place; waiting records and frames are bounded by records and
 bytes, except for a single larger record. An output's partition depends on the outputs before it, never on batches: a
 replay may have others.
+
+A publication writes the staged outputs of a sink in some partitions, in one transaction that is left open for the
+decision. A partition gets the outputs of each subtask in turn, all in this transaction. No other attempt of this
+publication has the transaction's id, and the next checkpoint reuses it only if no attempt has failed. The transaction
+is never ended here: the driver sweeps it unless a manifest names it.
 """
 
 from __future__ import annotations
@@ -11,18 +16,34 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, overload
 
 import msgspec
 
+from exactlyonce.checkpoint.records.manifest import TransactionalId
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import Partitioner
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.bounded.unit.messages import Publication, Published, tries_before
 from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, BatchTime
-from exactlyonce.engines.bounded.unit.staging import FrameWriter, OutputBatch, OutputFile, SentFile
+from exactlyonce.engines.bounded.unit.staging import (
+    FrameWriter,
+    OutputBatch,
+    OutputFile,
+    SentFile,
+    StagedFiles,
+    read_outputs,
+)
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame, coordinates_of
 from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
-from exactlyonce.engines.runtime.signals import Watermark, encode
+from exactlyonce.engines.runtime.watermarks import Watermark, encode_signal
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 from exactlyonce.sinks.kafka.sink import Outputs
 
 T = TypeVar("T")
@@ -91,7 +112,7 @@ class _Channel:
             self.writer.write(self.receiver, self.frame.encode(), len(self.frame), self.time_ms)
             self.frame = OpenFrame()
         if self.watermark is not None:
-            self.writer.write(self.receiver, encode(self.watermark), 0, self.time_ms, is_signal=True)
+            self.writer.write(self.receiver, encode_signal(self.watermark), 0, self.time_ms, is_signal=True)
             self.watermark = None
 
 
@@ -175,7 +196,7 @@ class ByPartition:
         return place
 
 
-_encode_output = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass
@@ -204,7 +225,7 @@ class _Lane:
             return
 
         def encode(start: int, end: int) -> bytes:
-            return _encode_output(batch.part(start, end))
+            return _encode(batch.part(start, end))
 
         for start, end, encoded in _cut(len(batch.values), self.bytes_max, encode):
             self.writer.write(self.receiver, encoded, end - start)
@@ -260,3 +281,54 @@ def _list(items: Sequence[T]) -> list[T]: ...
 def _list(items: Sequence[T] | None) -> list[T] | None: ...
 def _list(items: Sequence[T] | None) -> list[T] | None:
     return items if items is None or isinstance(items, list) else list(items)
+
+
+# --- a publication --------------------------------------------------------------------------------------------------
+
+SLOT = "0"
+
+_decoder = msgspec.msgpack.Decoder(Publication)
+_outputs_decoder = msgspec.msgpack.Decoder(list[OutputFile])
+
+
+def publish(publication: bytes, attempt_label: str) -> bytes:
+    """Write an encoded `Publication`; return the encoded `Published`."""
+    began_ms, work = SystemClock().now_ms(), _decoder.decode(publication)
+    with closing(StagedFiles()) as files:
+        outputs = _outputs_decoder.decode(files.message(work.outputs, 0))
+        transaction = _begun(work, attempt_label)
+        for output in outputs:
+            for partition in work.partitions:
+                _write(transaction, work.topic, files, output, partition)
+    transaction.flush()
+    precommit = transaction.precommit(work.sink, work.publisher, work.checkpoint, SystemClock().monotonic_ms())
+    transaction.drop()
+    wanted = sum(output.counts.get(partition, 0) for output in outputs for partition in work.partitions)
+    require(precommit.records == wanted, "all that was staged is in the transaction")
+    hit("publication-flushed")
+    return _encode(Published(precommit, began_ms, SystemClock().now_ms(), attempt_label))
+
+
+def _begun(work: Publication, label: str) -> OpenTransaction:
+    attempt = f"{work.attempt}-{tries_before(label)}"
+    name = str(TransactionalId(work.pipeline, work.sink, work.publisher, work.incarnation, attempt, SLOT))
+    config = ClientConfig(work.client)
+    with closing(Transactions(config)) as transactions:
+        return OpenTransaction.begun(
+            config,
+            name,
+            transactions,
+            timeout_ms=work.transaction_timeout_ms,
+            topic=work.topic,
+            subject=f"sink {work.sink!r}",
+            opened_ms=SystemClock().monotonic_ms(),
+        )
+
+
+def _write(transaction: OpenTransaction, topic: str, files: StagedFiles, output: OutputFile, partition: int) -> None:
+    """Write all that a subtask has staged for *partition*."""
+    before, staged = transaction.records, output.counts.get(partition, 0)
+    for batch in read_outputs(files, output.file, partition) if staged else ():
+        places = [partition] * len(batch.values)
+        transaction.write(topic, Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=places))
+    require(transaction.records - before == staged, "all that a subtask has staged for a partition is written")

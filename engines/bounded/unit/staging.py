@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.locations import NewFile, ReadFile, created, opened
-from exactlyonce.engines.runtime.signals import Watermark
+from exactlyonce.engines.bounded.unit.locations import ReadableFile, WritableFile, created, opened
+from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import ConfigError, require
 
 MAGIC = b"eostage1"
@@ -122,7 +122,7 @@ class _Untraced(msgspec.Struct, frozen=True, array_like=True):
         return OutputBatch(self.values, self.keys, self.headers, None, self.timestamps, self.partitions)
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class FramePlace(msgspec.Struct, frozen=True, array_like=True):
     """The place of a frame in its file."""
 
     offset: int
@@ -141,7 +141,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     records: int
     groups: tuple[int, ...]
     """The key groups of its records, if these have any."""
-    places: tuple[Place, ...]
+    places: tuple[FramePlace, ...]
 
 
 @dataclass
@@ -149,7 +149,7 @@ class _Waiting:
     """The entry of a receiver, while its file is written."""
 
     records: int = 0
-    places: list[Place] = field(default_factory=list)
+    places: list[FramePlace] = field(default_factory=list)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -161,7 +161,7 @@ class FrameWriter:
 
     def __init__(self, location: str | os.PathLike[str], receivers: int) -> None:
         self._location, self.receivers = os.fspath(location), receivers
-        self._file: NewFile | None = None
+        self._file: WritableFile | None = None
         self._size = 0
         self._waiting: dict[int, _Waiting] = {}
 
@@ -171,7 +171,7 @@ class FrameWriter:
             file = self._file = self._file or created(self._location)
             file.write(body)
         waiting = self._waiting.setdefault(receiver, _Waiting())
-        waiting.places.append(Place(self._size, len(body), zlib.crc32(body), time_ms, is_signal))
+        waiting.places.append(FramePlace(self._size, len(body), zlib.crc32(body), time_ms, is_signal))
         waiting.records += records
         self._size += len(body)
 
@@ -218,7 +218,7 @@ class StagedFiles:
     """Reads staged files, of which a few stay open between two reads."""
 
     def __init__(self) -> None:
-        self._open: dict[str, ReadFile] = {}
+        self._open: dict[str, ReadableFile] = {}
         """By location, the one that was used last at the end."""
         self._directories: dict[str, _Directory] = {}
 
@@ -258,7 +258,7 @@ class StagedFiles:
             raise _unreadable(staged, "it is damaged")
         return b"".join(frames.bodies())
 
-    def frame(self, staged: StagedFile, place: Place) -> bytes:
+    def frame(self, staged: StagedFile, place: FramePlace) -> bytes:
         """The frame at *place*."""
         return self._checked(staged, place.offset, place.length, place.crc)
 
@@ -275,7 +275,7 @@ class StagedFiles:
             raise _unreadable(staged, f"it ends at {offset + len(data)}")
         return data
 
-    def _opened(self, staged: StagedFile) -> ReadFile:
+    def _opened(self, staged: StagedFile) -> ReadableFile:
         file = self._open.pop(staged.location, None) or opened(staged.location, staged.size)
         self._open[staged.location] = file
         if len(self._open) > OPEN_FILES_MAX:

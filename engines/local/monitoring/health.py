@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from exactlyonce.checkpoint.coordinator import JobState
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.states import JobState
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked
 from exactlyonce.engines.local.reporting import Reporter
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from exactlyonce.checkpoint.states import JobState
+from exactlyonce.checkpoint.coordinator import JobState
 from exactlyonce.engines.local.messages import Progress
 from exactlyonce.engines.local.monitoring.health import STATES
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked

@@ -18,14 +18,14 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.stats import slowest, slowest_first
+from exactlyonce.checkpoint.records.manifest import slowest, slowest_first
 from exactlyonce.engines.local.messages import Progress, WatermarkOf
 from exactlyonce.engines.local.monitoring.health import Health
 from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Paths
 from exactlyonce.engines.local.monitoring.triggered import TriggeredCheckpoint, TriggeredCheckpoints
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.engines.plan import Plan
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
@@ -295,7 +295,7 @@ def _about(graph: LogicalGraph, node: Node) -> str:
     for told in (node.timed, node.lookup, node.calls):
         if told is not None:
             return str(told)
-    return f"state {node.kept.name}" if node.state_type is not None else schema.type_name(node.type)
+    return f"state {node.kept.name}" if node.state_type is not None else shape.type_name(node.type)
 
 
 _OF_WORKER = (

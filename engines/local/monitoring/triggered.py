@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.checkpoint.records.stats import SubtaskStats
+from exactlyonce.checkpoint.records.manifest import SubtaskStats
 
 CHECKPOINTS = 60
 """How many are kept."""

@@ -8,7 +8,7 @@ from typing import Any
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.ending.waiting import WaitingLook, WaitingOutput
+from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 LOOK_INTERVAL_MS = 1_000

@@ -2,8 +2,9 @@
 
 A sink is a pipeline without inputs and state: every decided job is a checkpoint in `<sinkId>.checkpoints`. Invariants:
 no task begins before older jobs are finished or aborted; a job is decided once, by the newest incarnation, if all its
-transactions and blocks are whole; staged rows are committed after the decision, and cleaned once no decision can name
-them; a decided job is never aborted, whatever Spark asks for; skipped rows are those that were decided, or Spark stops.
+transactions and blocks are whole; staged rows are committed after the decision, stay as long as it, and are cleaned
+once no decision can name them; a decided job is never aborted, whatever Spark asks for; skipped rows are those that
+were decided, or Spark stops.
 
 An incarnation is one driver. Spark calls it in two processes, one that plans and one that commits, and may replace
 either when idle: the planning one begins the incarnation, the other takes it up.
@@ -16,50 +17,178 @@ import re
 import socket
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.decision import Decided, keep_all
-from exactlyonce.checkpoint.decision_log import fenced, superseded
-from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
+from exactlyonce.checkpoint.decision import Dropped, keep_all
+from exactlyonce.checkpoint.decision_log import DecisionLog, fenced, superseded
+from exactlyonce.checkpoint.events import Ack, Decided, PendingCheckpoint, Refuse
+from exactlyonce.checkpoint.kept_blocks import BlockRetention, Retention
 from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.leader_config import LeaderConfig
+from exactlyonce.checkpoint.records.encoding import encode_in_parts
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import SPARK_SINK, Manifest, Output
+from exactlyonce.checkpoint.records.manifest import SPARK_SINK, BlockRef, Incarnation, Manifest, Output
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import Procedure, Request
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING
 from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.spark.sink.leader_config import (
-    ATTEMPT,
-    JobRetention,
-    ManifestRetention,
-    SinkConfig,
-    output_of,
-)
-from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
+from exactlyonce.engines.external_checks.preflight import MADE_ANEW, output_gone
+from exactlyonce.engines.external_checks.stores import Stores
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job, Position, Tally, rows_decided
-from exactlyonce.engines.spark.sink.task import SINK
-from exactlyonce.engines.surroundings.preflight import MADE_ANEW, output_gone
-from exactlyonce.engines.surroundings.stores import Stores
-from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StoreUnavailable, Undetermined, require
+from exactlyonce.engines.spark.sink.position import Position, SparkJob, Tally, rows_decided
+from exactlyonce.engines.spark.sink.task import SINK, Assignment, Flushed
+from exactlyonce.pipeline.errors import (
+    ConfigError,
+    Fenced,
+    Halt,
+    InvariantViolation,
+    StoreUnavailable,
+    Undetermined,
+    require,
+)
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkFailed
 
 TOPIC_PARTITIONS, TOPIC_PARTITIONS_OF_ROWS = 2, 5
 """The partitions of a checkpoint topic: the minimum, and with rows for a store."""
+ATTEMPT = 1
+"""The driver's attempt; tasks' transactions have a lower one, so the driver sweeps them all."""
+MANIFESTS_RETAINED = 3
 NO_REPLAY = "a Spark job is not ours to run again."
 HEARTBEAT_FRESH_MS = 60_000
 """A fenced driver takes the sink back only if its successor has been silent for so long."""
 
 R = TypeVar("R")
+
+
+def output_of(topic: Topic, partitioner: str = "") -> Output:
+    return Output(SINK, topic.name, topic.partitions, topic.topic_id, partitioner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkConfig(LeaderConfig):
+    """A sink: without inputs and state, its transactions below the driver's own attempt."""
+
+    attempt: int = ATTEMPT
+    outputs: Callable[[Iterable[str]], tuple[Output, ...]]
+    """Gives the outputs of a manifest whose rows are in these topics."""
+
+    def fenced_below(self, incarnation: Incarnation) -> tuple[int, int]:
+        """Skip ids whose transaction is complete: its end from outside, or by the broker, raised the epoch, so its
+        producer is fenced."""
+        return incarnation.incarnation + 1, 0
+
+    def filled(self, manifest: Manifest) -> Manifest:
+        """The manifest with its tasks, as many as have written, and the topics that their rows name."""
+        tasks = len(manifest.committables) + len(manifest.staged)
+        topics = sorted({part.topic for committable in manifest.committables for part in committable.written})
+        filled = msgspec.structs.replace(
+            manifest,
+            kind=SPARK_SINK,
+            max_parallelism=tasks,
+            parallelism=tasks,
+            sinks=self.outputs(topics),
+        )
+        try:
+            encode_in_parts(filled)
+        except InvariantViolation as error:
+            places = sum(len(committable.written) for committable in manifest.committables)
+            whereto = "a store" if manifest.staged else f"{places} partitions in all"
+            raise ConfigError(
+                f"{tasks} tasks have written to {whereto}, too many for one decision ({error}) Write with fewer tasks: "
+                f"df.coalesce(n)."
+            ) from None
+        return filled
+
+    def topic_lost(self, topic: str, incarnation: int) -> str:
+        """The error for a lost topic, in Spark's words."""
+        return (
+            f"The topic {topic} is empty, but transactions of incarnation {incarnation} of sink {self.pipeline!r} are "
+            f"known to the broker: the topic was deleted, and with it what the sink has written.\n"
+            f"  Choices: restore the topic from a replica or backup; or `exactlyonce reset {self.pipeline}`, after "
+            f"which a batch that Spark writes again is in the output twice."
+        )
+
+
+class ManifestRetention(Retention):
+    """Keeps the newest manifests; a sink that writes to Kafka has no blocks."""
+
+    def __init__(self, log: DecisionLog) -> None:
+        self._log = log
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
+        """Drop old manifests."""
+        old = self._log.history.retained[:-MANIFESTS_RETAINED]
+        yield from ()
+        return tuple(manifest.checkpoint for manifest in old), ()
+
+
+class JobRetention(BlockRetention):
+    """Keeps the newest manifests and the rows for a store that they name; all other blocks are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(CheckpointSettings(num_retained=MANIFESTS_RETAINED), staging=True)
+
+        self._dropped: Dropped = (), ()
+        """Manifests and blocks that may go with the next decision."""
+        self._known_to: list[int] = []
+        """The expected offset of the next block by partition, unless an unknown attempt writes."""
+        self._cleaning: Sequence[Request] = ()
+        """Requests to stores after the next decision."""
+
+    def clean_after_decision(self, requests: Sequence[Request]) -> None:
+        """Ask *requests* after the next decision, to clean rows staged by failed attempts of its tasks.
+
+        They come before it is finalized: until then a later job fences this process, so that its rows stay."""
+        self._cleaning = requests
+
+    def take_up(self, history: History, incarnation: int, job: int, named: Iterable[BlockRef]) -> Procedure[None]:
+        """Look for blocks of *incarnation*, begun by another process; tasks have staged *named* for decision *job*."""
+        self.completed(job, named)
+        self._dropped = yield from self.recover(history, incarnation)
+        self._known_to = list(self._begun_at)
+        self.expect_own_orphans()
+
+    def follow(self, named: Iterable[BlockRef]) -> bool:
+        """Whether *named*, the blocks of the next job, lie right after all known ones.
+
+        Then blocks before them need not be looked at again. A gap has blocks of an attempt that Spark gave up, which
+        may have gone on; blocks after *named* show in a later job, or lie beyond the noted ends."""
+        begun_at, known_to = list(self._begun_at), self._known_to
+        for partition, offset in sorted((ref.partition, ref.offset) for ref in named):
+            if not known_to or offset != known_to[partition]:
+                return False
+            known_to[partition] = begun_at[partition] = offset + 1
+        self._begun_at = tuple(begun_at)
+        return True
+
+    def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
+        """Drop old manifests and their rows, and leftovers of failed attempts."""
+        cleaning, self._cleaning = self._cleaning, ()
+        with suppress(StoreUnavailable):  # a later job cleans then
+            for request in cleaning:
+                _ = yield request
+        looks = self._search_again
+        manifests, blocks = yield from super().expire(manifest, pinned)
+        before, self._dropped = self._dropped, ((), ())
+        dropped = (*before[1], *blocks)
+        if looks:
+            self._known_to = list(self._begun_at)
+        for partition, tombstones in Counter(block.ref.partition for block in dropped).items():
+            self._known_to[partition] += tombstones + 1  # and the marker of their transaction
+        return (*before[0], *manifests), dropped
 
 
 def driver_name() -> str:
@@ -74,7 +203,7 @@ class SinkDriver:
     def __init__(self, options: SinkOptions, driver: str) -> None:
         self.options, self.driver = options, driver
         self._connections = Connections(options.client(), options.sink_id, self._note)
-        self._connections.answers.append(self._surroundings)
+        self._connections.answers.append(self._answer_own)
         self._topics: dict[str, Topic] = {}
         """By name, as described since the present job began, because topics grow."""
         self._stores: Stores | None = None
@@ -248,7 +377,7 @@ class SinkDriver:
 
     # --- after a job ----------------------------------------------------------------------------------------------
 
-    def commit(self, job: Job, flushed: Sequence[Flushed]) -> None:
+    def commit(self, job: SparkJob, flushed: Sequence[Flushed]) -> None:
         """Decide *job*, unless it is decided, and commit it.
 
         Raises `SinkFailed` if it was not decided, and `Halt` if it was decided with other rows.
@@ -261,7 +390,7 @@ class SinkDriver:
         history = leader.log.history
         position, tally = Position.of(history.latest), sum((task.tally for task in flushed), start=Tally())
         position.refuse(job, self.options)
-        written = [task for task in flushed if task.has_output]
+        written = [task for task in flushed if task.wrote]
         if position.holds(job):
             position.refuse_other_rows(job, tally, rows_decided(history.retained, position), self.options)
             if job.run:  # the decision notes the place of the function's next write
@@ -273,7 +402,7 @@ class SinkDriver:
             )
         elif written or job.query:
             self._refuse_mixed(leader, job, position, written)
-            names = {task.precommit.transactional_id for task in written if task.precommit is not None}
+            names = {precommit.transactional_id for task in written for precommit in task.ack.precommits}
             self._connections.drive(leader.transactions.sweep(names))
             if isinstance(leader.retention, JobRetention) and any(task.tried_before for task in flushed):
                 origin, attempt = leader.log.topic.topic_id, flushed[0].attempt + 1
@@ -291,12 +420,12 @@ class SinkDriver:
         self._connections.drive(leader.transactions.sweep())
         self._settled = flushed[0].attempt
 
-    def _refuse_mixed(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed]) -> None:
+    def _refuse_mixed(self, leader: Leader, job: SparkJob, position: Position, written: Sequence[Flushed]) -> None:
         """Raise unless staged rows are for the next decision, and a `foreachBatch` function writes to one store only.
 
         A successor could not finish another store."""
-        staged = [task.staged for task in written if task.staged is not None]
-        if staged and written[0].checkpoint != _next(leader.log.history):
+        staged = any(task.ack.staged for task in written)
+        if staged and written[0].ack.checkpoint != _next(leader.log.history):
             raise SinkFailed(
                 f"sink {self.options.sink_id!r}: another job was decided while this one wrote, and its rows would "
                 f"count as written. Nothing of this one is. One job at a time may write to a sink: start it again, or "
@@ -340,8 +469,8 @@ class SinkDriver:
 
     def _take_up(self, incarnation: int, flushed: Sequence[Flushed]) -> Leader:
         """The leader of the tasks' incarnation, which knows its decisions, and all blocks beside those of *flushed*."""
-        leader, checkpoint = self._leader, flushed[0].checkpoint
-        blocks = [block for task in flushed for block in task.blocks]
+        leader, checkpoint = self._leader, flushed[0].ack.checkpoint
+        blocks = [block for task in flushed for block in task.ack.written]
         is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation
         if leader is not None and is_ours and _next(leader.log.history) == checkpoint:
             is_smooth = flushed[0].attempt == self._settled + 1 and not any(task.tried_before for task in flushed)
@@ -364,28 +493,24 @@ class SinkDriver:
         if newest is not None and newest.incarnation != incarnation:
             raise fenced(self.options.sink_id, incarnation, newest)
 
-    def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
+    def _decide(
+        self, leader: Leader, job: SparkJob, position: Position, written: Sequence[Flushed], tally: Tally
+    ) -> None:
         """Decide *job*, even if nothing was written: a batch without rows, or one that was written before."""
         now_ms = self._connections.clock.now_ms()
-        opened = [(task.precommit, task.opened_ms) for task in written if task.precommit is not None]
+        opened = [(precommit, task.opened_ms) for task in written for precommit in task.ack.precommits]
         ages_ms = {precommit.transactional_id: max(precommit.open_ms, now_ms - began) for precommit, began in opened}
-        staged = [task.staged for task in written if task.staged is not None]
         checkpoint, previous = _next(leader.log.history), max(0, leader.log.history.checkpoint_latest)
-        offsets = position.after(job, tally, checkpoint).offsets()
-        blocks = tuple(block for task in written for block in task.blocks)
-        ack = Ack(SINK, 0, checkpoint, offsets, staged=tuple(staged), written=blocks)
+        ack = Ack(
+            SINK, 0, checkpoint, position.after(job, tally, checkpoint).offsets(),
+            staged=tuple(staged for task in written for staged in task.ack.staged),
+            written=tuple(block for task in written for block in task.ack.written),
+        )  # fmt: skip
         leader.acknowledged(ack)
-        plan = PendingCheckpoint(
-            checkpoint=checkpoint,
-            base=previous,
-            previous=previous,
-            final=False,
-            triggered_ms=self._connections.clock.monotonic_ms() - max(ages_ms.values(), default=0),
-            attempt=ATTEMPT,
-            acks={(SINK, 0): ack},
-            precommits=[precommit for precommit, _ in opened],
-            staged=staged,
-            ages_ms=ages_ms,
+        began_ms = self._connections.clock.monotonic_ms() - max(ages_ms.values(), default=0)
+        precommits = [precommit for precommit, _ in opened]
+        plan = PendingCheckpoint.of(
+            [ack], precommits, base=previous, triggered_ms=began_ms, attempt=ATTEMPT, ages_ms=ages_ms
         )
         with self._sparks_choices():
             verdict = self._connections.drive(leader.decide(plan, ()))
@@ -422,7 +547,7 @@ class SinkDriver:
                 with self._sparks_choices():
                     raise output_gone(manifest, name, MADE_ANEW)
 
-    def _surroundings(self, request: ask.Request) -> Any:
+    def _answer_own(self, request: ask.Request) -> Any:
         """The answer of a sink, which has no inputs; or `NotImplemented` if *request* is about something else."""
         match request:
             case ask.KnownOutputs():
@@ -431,8 +556,8 @@ class SinkDriver:
                 wanted = sorted(topics | {self.options.topic} - {""})
                 return tuple(output_of(self._described(topic)) for topic in wanted)
             case (
-                ask.CreateOutputs() | ask.LookAtInputs() | ask.LookElsewhere() | ask.LookAtTopics() | ask.GoOnFrom()
-                | ask.CheckContinuity()
+                ask.CreateOutputs() | ask.LookAtInputs() | ask.CheckRemoteInputs() | ask.LookAtTopics()
+                | ask.SetPosition() | ask.CheckContinuity()
             ):  # fmt: skip
                 return None  # Spark's concern
             case ask.StartOffsets():

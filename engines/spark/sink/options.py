@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import SETTING, partitioner
-from exactlyonce.engines.spark.sink.target import KAFKA as TO_KAFKA
 from exactlyonce.engines.spark.sink.target import StoreTarget, arguments_of, parse_target
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 KAFKA = "kafka."
 OPTIONS = ("sinkId", "sink", "adoptQuery", "acceptLoss", "writeId")
 OF_KAFKA = ("topic", "partitioner", "transactionTimeout", "acceptNewOutput")
+TO_KAFKA = "kafka"
 OF_STORES = ("storeTimeout",)
 BATCH_ONLY = ("writeId",)
 REPEATABLE = "none"

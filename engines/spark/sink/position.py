@@ -67,7 +67,7 @@ def _sorted(value: Any) -> Any:
     return value
 
 
-class Job(msgspec.Struct, frozen=True):
+class SparkJob(msgspec.Struct, frozen=True):
     """One batch of a streaming query, one write within it, or one batch write, which may have an id."""
 
     query: str = ""
@@ -137,16 +137,16 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
             offsets.append(SourceOffset(RUN, "spark-runs", self.run, self.passed, self.decided_in))
         return tuple(offsets)
 
-    def place(self, job: Job) -> int:
+    def place(self, job: SparkJob) -> int:
         """The number of *job* among the writes of its batch."""
         is_same_run = job.run and (job.query, job.batch + 1, job.run) == (self.query, self.batch_next, self.run)
         return self.passed if is_same_run else 0
 
-    def holds(self, job: Job) -> bool:
+    def holds(self, job: SparkJob) -> bool:
         """Whether *job* is decided. A write without rows does not count: it may have rows now.
 
         >>> position = Position(query="q", batch_next=3, parts=(Tally(9),))
-        >>> position.holds(Job("q", 2)), position.holds(Job("q", 3))
+        >>> position.holds(SparkJob("q", 2)), position.holds(SparkJob("q", 3))
         (True, False)
         """
         if not job.query:
@@ -156,7 +156,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         place = self.place(job)
         return not self.parts or (place < len(self.parts) and self.parts[place].rows > 0)
 
-    def after(self, job: Job, tally: Tally, checkpoint: int) -> Position:
+    def after(self, job: SparkJob, tally: Tally, checkpoint: int) -> Position:
         """The position after *checkpoint* has decided *job* with the rows of *tally*, or has skipped a decided job."""
         if not job.query:
             writes = (*self.writes, job.write_id)[-WRITES_REMEMBERED:] if job.write_id else self.writes
@@ -174,7 +174,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
             writes=self.writes,
         )
 
-    def refuse(self, job: Job, options: SinkOptions) -> None:
+    def refuse(self, job: SparkJob, options: SinkOptions) -> None:
         """Raise if *job* cannot be the next: its query is unknown and adopts nothing, or it is too old, or ahead."""
         if not job.query or not self.query or job.query != self.query == options.adopt_query:
             return
@@ -207,7 +207,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
                 f'.option("acceptLoss", "{self.decided_in}").'
             )
 
-    def refuse_other_rows(self, job: Job, tally: Tally, rows_decided: int | None, options: SinkOptions) -> None:
+    def refuse_other_rows(self, job: SparkJob, tally: Tally, rows_decided: int | None, options: SinkOptions) -> None:
         """Raise Halt unless the rows of *job*, which is decided, are those that were written then.
 
         *rows_decided* is the number of rows of a batch that an older version decided; None if unknown.

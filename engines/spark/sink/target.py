@@ -1,7 +1,7 @@
 """A store other than Kafka as the target of a write: its description, from Spark's options, and rows as its records.
 
-Options are named after the arguments of `PostgresSink`, `MySQLSink`, `RedisSink`, `FileSink`, `DeltaSink`,
-`IcebergSink` or the sink of another package. Their case and underscores do not matter. Invariants: nothing is opened; a
+Options are the arguments of the sink's class, by their types: of one in `sinks.STORES`, or of another package. Their
+case and underscores do not matter. A function of the record is a template of columns. Invariants: nothing is opened; a
 target is text alone, which Spark pickles, so that all processes make the same description and record type of it;
 secrets are references; a column keeps its name; no value is rounded, cut or turned into text; a column's type without
 equal in Python is refused before any write.
@@ -10,37 +10,34 @@ equal in Python is refused before any write.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from keyword import iskeyword
 from string import Formatter
-from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_origin
+from types import GenericAlias, SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import types as spark
 
-from exactlyonce.pipeline.delivery import AT_MOST_ONCE, delivery_problems
+from exactlyonce import sinks
+from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.extras import SINKS, announced, loaded
-from exactlyonce.pipeline.hints import declared, members, without_none
+from exactlyonce.pipeline.hints import members, without_none
+from exactlyonce.pipeline.shape import Form
 from exactlyonce.pipeline.sink import Sink
-from exactlyonce.sinks.delta.sink import DeltaSink
-from exactlyonce.sinks.files.sink import FileSink
-from exactlyonce.sinks.iceberg.sink import IcebergSink
-from exactlyonce.sinks.mysql.sink import MySQLSink
-from exactlyonce.sinks.postgres.sink import PostgresSink
-from exactlyonce.sinks.redis.sink import RedisSink
-from exactlyonce.sinks.sql.fields import FieldKind, RowField, fields_of
+from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-KAFKA = "kafka"
 Parsed = Callable[[str, str], Any]
 """A parser of an option's name and text; it raises ConfigError."""
 
@@ -74,33 +71,42 @@ def _properties(name: str, text: str) -> dict[str, str]:
         ) from None
 
 
-_TABLE: dict[str, Parsed] = {
-    "table": _text, "dsn": _text, "mode": _text, "key": _names, "create": _flag, "commit": _text, "delivery": _text,
-}  # fmt: skip
-ARGUMENTS: Mapping[str, Mapping[str, Parsed]] = {
-    "postgres": {**_TABLE, "schema": _text, "answer_timeout": _text},
-    "mysql": _TABLE,
-    "mariadb": _TABLE,
-    "redis": {
-        "url": _text, "key": _text, "kind": _text, "maxlen": _count, "hash_tag": _text, "durable": _flag,
-        "part_rows": _count, "delivery": _text,
-    },
-    "files": {
-        "path": _text, "format": _text, "partition_by": _names, "roll_bytes": _text, "roll_interval": _text,
-        "delivery": _text,
-    },
-    "delta": {
-        "path": _text, "mode": _text, "key": _names, "create": _flag, "storage_options": _properties,
-        "roll_bytes": _text,
-    },
-    "iceberg": {
-        "table": _text, "catalog": _properties, "mode": _text, "key": _names, "create": _flag, "roll_bytes": _text,
-    },
-}  # fmt: skip
-"""By store: the arguments of its description, as options."""
-OPTIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_NEEDED = {"redis": ("url", "key"), "files": ("path",), "delta": ("path",), "iceberg": ("table", "catalog")}
-_NEEDED_OF_TABLES = ("table", "dsn")
+@dataclass(frozen=True)
+class Template:
+    """A text with columns of the row in braces, for a function of the record."""
+
+    text: str
+    parts: tuple[tuple[str, str | None], ...]
+    """Text, and the column after it."""
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> Template:
+        """
+        >>> Template.parse("key", "total:{customer}").parts, Template.parse("key", "{{shop}}:{customer}").parts
+        ((('total:', 'customer'),), (('{', None), ('shop}', None), (':', 'customer')))
+        """
+        try:
+            parts = list(Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(
+                f"{name}={text!r} is no template: {error}. Write columns in braces, 'total:{{customer}}'; a brace that "
+                f"is meant is written twice, '{{{{shop}}}}:{{customer}}'."
+            ) from None
+        if any(column == "" or form or conversion for _, column, form, conversion in parts):
+            raise ConfigError(f"{name}={text!r} has braces with something else than a column: 'total:{{customer}}'.")
+        return cls(text, tuple((before, column) for before, column, _, _ in parts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(column for _, column in self.parts if column is not None)
+
+    def function(self, fields: tuple[RowField, ...]) -> Callable[[Any], str]:
+        getters = {field.name: field.get for field in fields}
+        parts = [(text, getters[column] if column is not None else None) for text, column in self.parts]
+        return lambda record: "".join(text + ("" if part is None else _written(part(record))) for text, part in parts)
+
+
+_OPTIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NEEDED_FOR = {
     "table": "the name of the table that rows go to",
     "dsn": 'where the connection string is, as .option("dsn", "env:ORDERS_DSN")',
@@ -109,6 +115,7 @@ _NEEDED_FOR = {
     "catalog": """the catalog's properties, as .option("catalog", '{"type": "rest", "uri": "http://..."}')""",
     "path": 'the folder, from / on, which the driver and all executors see, as .option("path", "/data/totals")',
 }
+"""By argument without a default, what it is."""
 _SCALARS: dict[type[spark.DataType], Any] = {
     spark.BooleanType: bool,
     **dict.fromkeys((spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType), int),
@@ -129,20 +136,20 @@ _PLACE = "column_{}"
 
 def arguments_of(store: str) -> Mapping[str, Parsed]:
     """The arguments of the description of *store*, as options. Raises `ConfigError` for an unknown store."""
-    if store in ARGUMENTS:
-        return ARGUMENTS[store]
-    sink = announced_sink(store)
-    types = {**declared(sink.__init__, {}), **declared(sink, {})}  # the annotations of a dataclass are the class's
-    parsers = {name: _parser(types.get(name, str)) for name in _parameters(sink)}
+    sink = sink_of(store)
+    parsers = {name: _parser(_annotated(sink, parameter)) for name, parameter in _parameters(sink).items()}
     return {name: parsed for name, parsed in parsers.items() if parsed is not None}
 
 
 @lru_cache
-def announced_sink(store: str) -> type[Sink[Any]]:
-    """The class of a sink of another package, by the name of its entry point."""
+def sink_of(store: str) -> type[Sink[Any]]:
+    """The class of a sink, by its name in `sinks.STORES`, or by the name of another package's entry point."""
+    if store in sinks.STORES:
+        own: type[Sink[Any]] = getattr(sinks, sinks.STORES[store])
+        return own
     entries = announced(SINKS)
     if store not in entries:
-        names = ", ".join((KAFKA, *ARGUMENTS, *sorted(entries)))
+        names = ", ".join(("kafka", *sinks.STORES, *sorted(entries)))
         raise ConfigError(
             f"The option sink is {store!r}: write one of {names}. An entry point of {SINKS} names the sink of another "
             f"package, which must be installed on the driver and on every executor."
@@ -158,8 +165,20 @@ def announced_sink(store: str) -> type[Sink[Any]]:
 
 def _parameters(sink: type) -> dict[str, inspect.Parameter]:
     return {
-        name: parameter for name, parameter in inspect.signature(sink).parameters.items() if parameter.kind in OPTIONAL
+        name: parameter for name, parameter in inspect.signature(sink).parameters.items() if parameter.kind in _OPTIONAL
     }
+
+
+def _annotated(sink: type, parameter: inspect.Parameter) -> Any:
+    """The type of an argument: text without an annotation, None with one that does not resolve."""
+    annotation = parameter.annotation
+    if not isinstance(annotation, str):
+        return str if annotation is parameter.empty else annotation
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    for class_ in sink.__mro__:
+        with suppress(Exception):  # an annotation may be any code
+            return get_type_hints(holder, vars(sys.modules[class_.__module__]), include_extras=True)["it"]
+    return None
 
 
 def _parser(type_: Any) -> Parsed | None:
@@ -170,6 +189,8 @@ def _parser(type_: Any) -> Parsed | None:
     """
     for member in members(without_none(type_)):
         origin, parameters = get_origin(member) or member, get_args(member)
+        if parameters and isinstance(parameters[0], list) and any(isinstance(part, TypeVar) for part in parameters[0]):
+            return Template.parse  # a function of the record
         if origin is str or (origin is Literal and all(isinstance(value, str) for value in parameters)):
             return _text
         if origin in _PARSERS and set(parameters) <= {str, ...}:
@@ -204,9 +225,9 @@ class StoreTarget:
     @cached_property
     def key(self) -> tuple[str, ...]:
         """The columns by which a row is found."""
-        if self.store == "redis":
-            return tuple(name for _, name in _template(self.parsed["key"]) if name is not None)
         key = self.parsed.get("key", ())
+        if isinstance(key, Template):
+            return key.columns
         return key if isinstance(key, tuple) else ()
 
     @cached_property
@@ -215,20 +236,12 @@ class StoreTarget:
 
     @cached_property
     def sink(self) -> Any:
-        arguments = dict(self.parsed)
-        if self.store == "files":
-            return FileSink[Any](arguments.pop("path"), **arguments)
-        if self.store == "delta":
-            return DeltaSink[Any](arguments.pop("path"), **arguments)
-        if self.store == "iceberg":
-            return IcebergSink[Any](arguments.pop("table"), **arguments)
-        if self.store == "redis":
-            key = _key_of(arguments.pop("key"), fields_of(self.type))
-            return RedisSink[Any](arguments.pop("url"), key=key, **arguments)
-        if self.store not in ARGUMENTS:
-            return announced_sink(self.store)(**arguments)
-        table_sink: Any = PostgresSink if self.store == "postgres" else MySQLSink
-        return table_sink(arguments.pop("table"), **arguments)
+        return sink_of(self.store)(
+            **{
+                name: value.function(fields_of(self.type)) if isinstance(value, Template) else value
+                for name, value in self.parsed.items()
+            }
+        )
 
     def records(self) -> Records:
         """A maker of records of a task's batches."""
@@ -237,10 +250,7 @@ class StoreTarget:
 
 def parse_target(store: str, options: dict[str, str], schema: spark.StructType, sink_id: str) -> StoreTarget:
     """Check and parse *options*, by argument; the caller refuses unknown ones."""
-    if store in ARGUMENTS:
-        needed = {name: _NEEDED_FOR[name] for name in _NEEDED.get(store, _NEEDED_OF_TABLES)}
-    else:
-        needed = dict(_needed_arguments(store))
+    needed = dict(_needed_arguments(store))
     if missing := [name for name in needed if name not in options]:
         raise ConfigError(f"sink={store} needs the option {missing[0]}: {needed[missing[0]]}.")
     target = StoreTarget(store, tuple(sorted(options.items())), schema.json())
@@ -250,7 +260,7 @@ def parse_target(store: str, options: dict[str, str], schema: spark.StructType, 
 
 
 def _needed_arguments(store: str) -> Iterator[tuple[str, str]]:
-    sink, options = announced_sink(store), arguments_of(store)
+    sink, options = sink_of(store), arguments_of(store)
     for name, parameter in _parameters(sink).items():
         if parameter.default is parameter.empty:
             if name not in options:
@@ -258,18 +268,13 @@ def _needed_arguments(store: str) -> Iterator[tuple[str, str]]:
                     f"sink={store} cannot be used on Spark: {sink.__name__} needs the argument {parameter}, and no "
                     f"text stands for that. Its package must give {name} a default."
                 )
-            yield name, f"an argument of {sink.__name__} without a default"
+            yield name, _NEEDED_FOR.get(name, f"an argument of {sink.__name__} without a default")
 
 
 def _problems(target: StoreTarget) -> Iterator[str]:
     yield from _key_problems(target)
     delivery = target.parsed.get("delivery", "")
-    yield from delivery_problems(delivery) if delivery else ()
-    if delivery == AT_MOST_ONCE and target.store != "files":
-        yield (
-            f"delivery={delivery!r} is not for Spark: its tasks have ended before a batch is decided, and what they "
-            f'would then write is gone. Take "exactly_once", or "at_least_once"'
-        )
+    yield from delivery_problems(delivery, to_kafka=False) if delivery else ()
 
 
 def _key_problems(target: StoreTarget) -> Iterator[str]:
@@ -278,44 +283,20 @@ def _key_problems(target: StoreTarget) -> Iterator[str]:
     unknown = [name for name in target.key if name not in columns]
     if unknown:
         yield f"key names {unknown[0]!r}, and the DataFrame has the columns {', '.join(columns)}: name one of them"
-    elif target.store == "redis":
+    elif isinstance(key := target.parsed.get("key"), Template):
         if not target.key and target.parsed.get("kind") != "stream":
             example = next(iter(columns))
-            yield f"key={target.parsed['key']!r} names no column, so that all rows had one key: 'total:{{{example}}}'"
+            yield f"key={key.text!r} names no column, so that all rows had one key: 'total:{{{example}}}'"
         for name in target.key:
             if columns[name].kind not in _IN_KEYS:
-                kind = columns[name].kind.value
+                kind = kind_name(columns[name].kind)
                 yield f"key names {name!r}, a column of {kind}, which is no part of a key: cast it to a string"
     if not unknown:
         yield from target.sink.problems(target.type)
 
 
-_IN_KEYS = {FieldKind.STR, FieldKind.INT, FieldKind.BOOL, FieldKind.DATE}
+_IN_KEYS = {Form.STR, Form.INT, Form.BOOL, Form.DATE}
 """Kinds with one form as text."""
-
-
-def _template(template: str) -> list[tuple[str, str | None]]:
-    """The parts of a key: text, and the column after it.
-
-    >>> _template("total:{customer}"), _template("{{shop}}:{customer}")
-    ([('total:', 'customer')], [('{', None), ('shop}', None), (':', 'customer')])
-    """
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(
-            f"key={template!r} is no template: {error}. Write columns in braces, 'total:{{customer}}'; a brace that is "
-            f"meant is written twice, '{{{{shop}}}}:{{customer}}'."
-        ) from None
-    if any(name == "" or form or conversion for _, name, form, conversion in parts):
-        raise ConfigError(f"key={template!r} has braces with something else than a column: 'total:{{customer}}'.")
-    return [(text, name) for text, name, _, _ in parts]
-
-
-def _key_of(template: str, fields: tuple[RowField, ...]) -> Callable[[Any], str]:
-    getters = {field.name: field.get for field in fields}
-    parts = [(text, getters[name] if name is not None else None) for text, name in _template(template)]
-    return lambda record: "".join(text + ("" if part is None else _written(part(record))) for text, part in parts)
 
 
 def _written(value: object) -> str:
@@ -328,9 +309,9 @@ def _written(value: object) -> str:
 def record_type(schema: str, required: tuple[str, ...] = ()) -> Any:
     """The type of rows with *schema*, in JSON; *required* columns have no null.
 
-    >>> from exactlyonce.pipeline import schema
+    >>> from exactlyonce.pipeline import shape
     >>> columns = spark.StructType().add("customer", spark.StringType()).add("sum", spark.LongType())
-    >>> schema.describe(record_type(columns.json(), ("customer",)))["fields"]
+    >>> shape.describe(record_type(columns.json(), ("customer",)))["fields"]
     [['customer', 'str'], ['sum', {'union': ['int', 'null']}]]
     """
     columns = spark.StructType.fromJson(msgspec.json.decode(schema))

@@ -1,40 +1,59 @@
-"""A task of a write to Kafka: one transaction per attempt, flushed and left open for the driver's decision.
+"""A task of a write, to Kafka or to a store: its rows wait for the driver's decision.
 
-Invariants: concurrent attempts of a task never share a transactional id, and an id is taken only while no transaction
-is open under it; the producer's id and epoch are read between its initialisation and its first record; a delivery error
-fails the task; the producer is dropped, never closed, because that would abort its transaction. Rows of a decided job
-are counted and hashed instead of written. A row is written whole or is an error, with the columns of Spark's own sink.
+Invariants: rows of a decided job are counted and hashed instead of written. Only an attempt's message names its output.
 
-An id is `eo:<sinkId>:spark:<partition>:<incarnation>.0-<attempt>:<slot>`, with Spark's count of the task's attempts. A
-later job uses it again, once its last one is finalized. A task that Spark runs anew, as attempt 0, gets another slot.
+To Kafka, each attempt has one transaction, flushed and left open. Concurrent attempts of a task never share a
+transactional id, and an id is taken only while no transaction is open under it. A row is written whole or is an error,
+with the columns of Spark's own sink. An id is `eo:<sinkId>:spark:<partition>:<incarnation>.0-<attempt>:<slot>`, with
+Spark's count of the task's attempts. A later job uses it again, once its last one is finalized. A task that Spark runs
+anew, as attempt 0, gets another slot.
+
+To a store, rows are staged in blocks. Those of failed or speculative attempts are only ever cleaned. Every attempt
+writes at once to a sink that delivers at least once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
-from exactlyonce.connectors.confluent import make_producer
-from exactlyonce.connectors.kafka.client import connect
+from exactlyonce.checkpoint.block_storage import Ticket
+from exactlyonce.checkpoint.events import Ack
+from exactlyonce.checkpoint.records.manifest import TopicInfo, TransactionalId
+from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.partitioning import DEFAULT, SETTING
+from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.cut import flush
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import Job, Tally, tally_of
+from exactlyonce.engines.spark.sink.position import Position, SparkJob, Tally, tally_of
+from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.errors import RecordError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.writer import SinkFailed
+from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
+from exactlyonce.sinks.kafka.sink import Outputs
+from exactlyonce.sinks.writer import (
+    FlushedInterval,
+    Opened,
+    SinkFailed,
+    SinkWriter,
+    WaitingWriter,
+    WriterContext,
+    opens_none,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -46,20 +65,57 @@ ATTEMPT = "0"
 SLOTS_ASKED = 4
 SLOTS_MAX = 64
 FREE = ("CompleteCommit", "CompleteAbort", "Dead")
-INIT_TIMEOUT_S = 60.0
-WAIT_S = 0.1
-TUNING = {"queue.buffering.max.messages": 200_000}
-"""Defaults of the client, which the user may change."""
-BY_KEY = -1
-"""The client chooses the partition: by the key, else any."""
 BATCHES_AHEAD = 8
 """Batches taken from Spark while the producer is made."""
+WAIT_S = 0.05
+POLL_INTERVAL_S = 1.0
+BLOCKS_TIMEOUT_S = 120.0
+STORE_PAUSE_S = 0.5
+
+R = TypeVar("R")
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """The driver's message to the tasks of a job, before it begins."""
+
+    incarnation: int
+    checkpoint: int
+    """The job's number, if it is decided."""
+    position: Position
+    transaction_timeout_ms: int
+    attempt: int
+    """The attempt to write to a store; it grows with every assignment of the incarnation."""
+    topic: TopicInfo
+    """The sink's checkpoint topic, which may hold rows for a store."""
+    partitioner: str = DEFAULT
+    """The partitioner of rows for Kafka."""
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """A task's message to the driver."""
+
+    incarnation: int
+    job: SparkJob
+    ack: Ack
+    """Its output, if it has any: a transaction, or rows that are staged for a store."""
+    tally: Tally = Tally()
+    """The tally of the task's rows, written or not."""
+    opened_ms: int = 0
+    """The transaction's beginning, by the task's clock."""
+    attempt: int = 0
+    wrote: bool = False
+    """Whether rows wait for the decision, or are in a store."""
+    tried_before: bool = False
+    """Whether other attempts of the task may have staged rows, too."""
+
+
+# --- to Kafka -------------------------------------------------------------------------------------------------------
 
 
 def write_task(
     options: SinkOptions,
     assignment: Assignment,
-    job: Job,
+    job: SparkJob,
     partition: int,
     attempt: int,
     batches: Iterable[RecordBatch],
@@ -71,48 +127,39 @@ def write_task(
     if not ahead or assignment.position.holds(job):
         for batch in chain(ahead, batches):
             tally += tally_of(rows(batch, options.columns, options.topic))
-        return Flushed(assignment.incarnation, job, None, tally=tally, checkpoint=assignment.checkpoint)
-    opened_ms, began_ms = SystemClock().now_ms(), SystemClock().monotonic_ms()
+        return Flushed(assignment.incarnation, job, Ack(SINK, partition, assignment.checkpoint), tally)
+    opened_ms = SystemClock().now_ms()
     with ThreadPoolExecutor(1, "producer") as executor:
-        beginning = executor.submit(_begin, options, assignment, partition, attempt)
+        beginning = executor.submit(_begun, options, assignment, partition, attempt)
         while not beginning.done() and len(ahead) < BATCHES_AHEAD and (batch := next(batches, None)) is not None:
             ahead.append(batch)
         transaction = beginning.result()
     for batch in chain(ahead, batches):
         written = list(rows(batch, options.columns, options.topic))
-        transaction.write(written)
+        for topic, outputs in outputs_of(written):
+            transaction.write(topic, outputs)
         tally += tally_of(written)
     transaction.flush()
-    precommit = Precommit(
-        transactional_id=transaction.name,
-        producer_id=transaction.producer_id,
-        epoch=transaction.epoch,
-        sink=SINK,
-        subtask=partition,
-        checkpoint=assignment.checkpoint,
-        records=transaction.records,
-        open_ms=SystemClock().monotonic_ms() - began_ms,
-    )
+    precommit = transaction.precommit(SINK, partition, assignment.checkpoint, SystemClock().monotonic_ms())
     transaction.drop()
     hit("worker-flushed")
-    return Flushed(assignment.incarnation, job, precommit, opened_ms, tally, assignment.checkpoint)
+    ack = Ack(SINK, partition, assignment.checkpoint, precommits=(precommit,))
+    return Flushed(assignment.incarnation, job, ack, tally, opened_ms, wrote=True)
 
 
-def _begin(options: SinkOptions, assignment: Assignment, partition: int, attempt: int) -> TaskTransaction:
+def _begun(options: SinkOptions, assignment: Assignment, partition: int, attempt: int) -> OpenTransaction:
     """A transaction under the first free id."""
-    config = options.client()
+    config, began_ms = options.client(), SystemClock().monotonic_ms()
     transactions = _transactions(options, config)
-    name = _free_id(transactions, options.sink_id, partition, assignment.incarnation, f"{ATTEMPT}-{attempt}")
-    try:
-        transaction = TaskTransaction(name, config, assignment.transaction_timeout_ms, assignment.partitioner)
-        transaction.initialise(options.topic)
-    except KafkaException as error:
-        raise SinkFailed(f"sink {options.sink_id!r}: no producer could be made: {error.args[0].str()}") from None
-    state = transactions.describe([name])[name]
-    if state is None or state.state != "Empty":
-        raise SinkFailed(f"transaction {name} is {state.state if state else 'unknown'} right after its initialisation")
-    transaction.begin(state)
-    return transaction
+    return OpenTransaction.begun(
+        config,
+        _free_id(transactions, options.sink_id, partition, assignment.incarnation, f"{ATTEMPT}-{attempt}"),
+        transactions,
+        timeout_ms=assignment.transaction_timeout_ms,
+        topic=options.topic,
+        partitioner=assignment.partitioner,
+        opened_ms=began_ms,
+    )
 
 
 def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnation: int, attempt: str) -> str:
@@ -137,95 +184,14 @@ def _transactions(options: SinkOptions, config: ClientConfig) -> Transactions:
     return _connected[key]
 
 
-@dataclass
-class TaskTransaction:
-    """A producer that writes one transaction."""
-
-    name: str
-    config: ClientConfig = field(repr=False)
-    timeout_ms: int
-    partitioner: str = DEFAULT
-    producer_id: int = -1
-    epoch: int = -1
-    records: int = 0
-    _error: str = ""
-    _producer: Producer | None = None
-
-    @property
-    def producer(self) -> Producer:
-        """The client, until it is dropped."""
-        assert self._producer is not None
-        return self._producer
-
-    def initialise(self, topic: str) -> None:
-        """Fence older producers of the id."""
-        settings = self.config.confluent(
-            {
-                "transactional.id": self.name,
-                "transaction.timeout.ms": self.timeout_ms,
-                "delivery.report.only.error": True,
-                "on_delivery": self._undelivered,
-                "error_cb": self._failed,
-                SETTING: self.partitioner,
-            }
-        )
-        self._producer = make_producer({**TUNING, **settings})
-        connect(self.producer, topic or None, INIT_TIMEOUT_S)
-        self.producer.init_transactions(INIT_TIMEOUT_S)
-
-    def begin(self, state: TransactionState) -> None:
-        """Begin; *state* has our producer id and epoch."""
-        self.producer_id, self.epoch = state.producer_id, state.epoch
-        self.producer.begin_transaction()
-
-    def write(self, arguments: Iterable[tuple[Any, ...]]) -> None:
-        """Produce rows; wait while the client's queue is full."""
-        produce, records = self.producer.produce, 0
-        row: tuple[Any, ...] = ("",)
-        try:
-            for row in arguments:
-                while True:
-                    try:
-                        topic, value, key, *more = row
-                        if more:  # the client's fifth positional argument is a callback
-                            produce(topic, value, key, more[0], headers=more[1])
-                        else:
-                            produce(topic, value, key)
-                        break
-                    except BufferError:
-                        self.producer.poll(WAIT_S)
-                        self._raise_error()
-                records += 1
-        except KafkaException as error:
-            where = " ".join(map(str, (row[0], *row[3:4])))
-            raise SinkFailed(f"transaction {self.name} cannot write to {where}: {error.args[0].str()}") from None
-        self.records += records
-        self.producer.poll(0)
-        self._raise_error()
-
-    def flush(self) -> None:
-        """Return once the broker has every row; the client fails at the transaction's timeout."""
-        while len(self.producer):
-            self.producer.flush(WAIT_S)
-            self._raise_error()
-
-    def drop(self) -> None:
-        """Release the client, on a thread of its own, because it takes milliseconds to end its threads."""
-        dropped, self._producer = [self._producer], None
-        Thread(target=dropped.clear, daemon=True).start()
-
-    def _raise_error(self) -> None:
-        if self._error:
-            raise SinkFailed(f"transaction {self.name}: {self._error}")
-
-    def _undelivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            where = f"{message.topic()}[{message.partition()}]"
-            self._error = self._error or f"a row for {where} was not delivered: {error.str()}"
-
-    def _failed(self, error: KafkaError) -> None:
-        if error.fatal():
-            self._error = self._error or f"the producer failed: {error.str()}"
+def outputs_of(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, Outputs]]:
+    """The topics of *rows*, as `rows` gives them, each with its rows in their order."""
+    topics = {row[0] for row in rows}
+    for topic in topics:
+        own = rows if len(topics) == 1 else [row for row in rows if row[0] == topic]
+        _, values, keys, *more = zip(*own, strict=True)
+        partitions, headers = more or (None, None)
+        yield topic, Outputs(values, keys, headers, partitions=partitions)
 
 
 def rows(batch: RecordBatch, columns: Mapping[str, int], topic: str) -> Iterator[tuple[Any, ...]]:
@@ -234,11 +200,11 @@ def rows(batch: RecordBatch, columns: Mapping[str, int], topic: str) -> Iterator
     values = lists["value"]
     keys = lists.get("key") or repeat(None)
     topics = repeat(topic) if topic else _named(lists["topic"])
-    partitions = [BY_KEY if p is None else p for p in lists["partition"]] if "partition" in lists else None
+    partitions = [ANY_PARTITION if p is None else p for p in lists["partition"]] if "partition" in lists else None
     headers = [_pairs(row_headers) for row_headers in lists["headers"]] if "headers" in lists else None
     if partitions is None and headers is None:
         return zip(topics, values, keys)  # noqa: B905 - topics and keys may be endless
-    return zip(topics, values, keys, partitions or repeat(BY_KEY), headers or repeat([]))  # noqa: B905 - so may these
+    return zip(topics, values, keys, partitions or repeat(ANY_PARTITION), headers or repeat([]))  # noqa: B905 - so may these
 
 
 def _column(batch: RecordBatch, name: str, place: int) -> pa.Array:
@@ -268,3 +234,188 @@ def _pairs(headers: list[Mapping[str, Any] | None] | None) -> list[tuple[str, by
             )
         pairs.append((header["key"], header["value"]))
     return pairs
+
+
+# --- to a store -----------------------------------------------------------------------------------------------------
+
+
+def write_store_task(
+    options: SinkOptions,
+    assignment: Assignment,
+    job: SparkJob,
+    partition: int,
+    tried_before: bool,
+    batches: Iterable[RecordBatch],
+) -> Flushed:
+    """Stage *batches* of a partition, unless *job* is decided."""
+    assert options.target is not None
+    assignment.position.refuse(job, options)
+    records, tally = options.target.records(), Tally()
+    flushed = FlushedInterval()
+    batches = (batch for batch in batches if batch.num_rows)
+    first = next(batches, None)
+    writes = first is not None and not assignment.position.holds(job)
+    batches = chain([] if first is None else [first], batches)
+    if writes:
+        with _opened(options, options.target, assignment, partition) as writing:
+            for batch in _polling(batches, writing.opened.writer.poll):
+                before = records.taken
+                values, batch_records = records.take(batch)
+                try:
+                    writing.write(batch_records)
+                except _Refused as refused:
+                    raise RecordError(
+                        f"Sink {options.sink_id!r}: row {before + refused.place + 1} of task {partition} of {job} does "
+                        f"not fit: {refused.error}. Filter such rows, cast the column, or change it in the store, and "
+                        f"start it again."
+                    ) from None
+                tally += tally_of(values)
+            flushed = writing.flush(assignment.checkpoint)
+        hit("worker-flushed")
+    for batch in batches:  # empty if they were written
+        tally += tally_of(records.take(batch)[0])
+    ack = Ack(
+        SINK, partition, assignment.checkpoint, written=flushed.written,
+        staged=() if flushed.staged is None else (flushed.staged,),
+    )  # fmt: skip
+    return Flushed(
+        assignment.incarnation, job, ack, tally, attempt=assignment.attempt, wrote=writes, tried_before=tried_before
+    )
+
+
+def _polling(batches: Iterator[RecordBatch], poll: Callable[[], object]) -> Iterator[RecordBatch]:
+    """*batches*, which may take long to compute; *poll* is called meanwhile: a silent writer counts as dead."""
+    with ThreadPoolExecutor(1, "batches") as executor:
+        while True:
+            coming = executor.submit(next, batches, None)
+            while wait([coming], POLL_INTERVAL_S).not_done:
+                poll()
+            batch = coming.result()
+            if batch is None:
+                return
+            yield batch
+
+
+class _Refused(Exception):
+    """A row cannot be encoded."""
+
+    def __init__(self, place: int, error: Exception) -> None:
+        self.place, self.error = place, error
+
+
+@dataclass
+class _Blocks:
+    """The `BlockStaging` of a task, which connects with the first block, because not every store needs any."""
+
+    config: ClientConfig
+    assignment: Assignment
+    sink: str
+    subtask: int
+    _worker: WorkerBlocks | None = None
+
+    @property
+    def pending(self) -> int:
+        return 0 if self._worker is None else self._worker.pending
+
+    def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
+        if self._worker is None:
+            assignment = self.assignment
+            storage = block_storage(self.config, assignment.topic, TOPIC)
+            self._worker = WorkerBlocks(storage.begin(assignment.incarnation, assignment.attempt))
+        return StagedBlocks(self._worker, self.sink, self.subtask).write(kind, checkpoint, body)
+
+    def wait(self) -> None:
+        """Wait a moment for some blocks to become durable."""
+        if self._worker is None:
+            Event().wait(WAIT_S)
+        else:
+            self._worker.attempt.poll(WAIT_S)
+
+    def settle(self) -> None:
+        """Wait until all blocks are durable."""
+        if self._worker is not None:
+            self._worker.attempt.wait(BLOCKS_TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """A sink's writer that waits while it has no room."""
+
+    opened: Opened
+    blocks: _Blocks
+
+    def write(self, records: list[Any]) -> None:
+        """Write records; `_Refused` names the first that does not fit."""
+        try:
+            outputs = self.opened.encoder.encode(records)
+        except (TypeError, ValueError) as error:
+            raise self._first_refused(records, error) from None
+        WaitingWriter(self.opened.writer, self.blocks.wait).write(outputs)
+
+    def _first_refused(self, records: list[Any], error: Exception) -> _Refused:
+        """The first record that cannot be encoded: encoding has no effects, so it is repeated one by one."""
+        for place, record in enumerate(records):
+            try:
+                self.opened.encoder.encode([record])
+            except (TypeError, ValueError) as record_error:
+                return _Refused(place, record_error)
+        return _Refused(0, error)
+
+    def flush(self, checkpoint: int) -> FlushedInterval:
+        """Make all written records durable."""
+        writer: SinkWriter = self.opened.writer
+        writer.barrier(checkpoint)
+
+        def wait() -> None:
+            self.blocks.settle()
+            writer.poll(WAIT_S)
+
+        return finish(flush(writer, checkpoint), wait)
+
+
+@contextmanager
+def _opened(options: SinkOptions, target: StoreTarget, assignment: Assignment, partition: int) -> Iterator[_Writing]:
+    blocks = _Blocks(options.client(), assignment, options.sink_id, partition)
+    context = WriterContext(
+        pipeline=options.sink_id,
+        sink=options.sink_id,
+        subtask=partition,
+        incarnation=assignment.incarnation,
+        attempt=assignment.attempt,
+        type=target.type,
+        clients=_Clients(),
+        staging=blocks,
+    )
+    opened: Opened = _persistently(options, lambda: target.sink.open_writer(context))
+    try:
+        yield _Writing(opened, blocks)
+    finally:
+        opened.writer.abandon()
+
+
+def _persistently(options: SinkOptions, ask: Callable[[], R]) -> R:
+    """The answer of *ask*, which is retried while the store is away."""
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + options.store_timeout_ms
+    while True:
+        try:
+            return ask()
+        except StoreError as error:
+            raise StoreError(f"Sink {options.sink_id!r}: {error}") from error
+        except StoreUnavailable as error:
+            if clock.monotonic_ms() >= deadline_ms:
+                raise StoreUnavailable(
+                    f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} "
+                    f"s (storeTimeout): {error} Nothing is lost: start it again once it is there."
+                ) from error
+        Event().wait(STORE_PAUSE_S)
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """The clients of a sink that needs no transaction of Kafka."""
+
+    clock: SystemClock = field(default_factory=SystemClock)
+
+    def producers(self, topic: str, partitioner: str | None) -> Any:
+        opens_none(topic)

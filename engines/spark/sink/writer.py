@@ -17,11 +17,9 @@ from pyspark.errors import PySparkPicklingError
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from exactlyonce.engines.spark.sink.driver import SinkDriver, with_driver
-from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import REPEATABLE, SinkOptions, parse_sink_options
-from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.store_task import write_store_task
-from exactlyonce.engines.spark.sink.task import write_task
+from exactlyonce.engines.spark.sink.position import SparkJob
+from exactlyonce.engines.spark.sink.task import Assignment, Flushed, write_store_task, write_task
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, require
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ class FormatWriter(ABC):
             )
 
     @abstractmethod
-    def job_of(self, context: TaskContext) -> Job:
+    def job_of(self, context: TaskContext) -> SparkJob:
         """The job of a task."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
@@ -121,14 +119,14 @@ def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:
     return flushed
 
 
-def batch_of(context: TaskContext) -> Job | None:
+def batch_of(context: TaskContext) -> SparkJob | None:
     """The batch of a streaming query for which a task works, and its run; None outside of queries."""
     query = context.getLocalProperty(QUERY_PROPERTY)
     if not query:
         return None
     names = (APPLICATION_PROPERTY, STARTED_PROPERTY, ROOT_PROPERTY)
     run = "/".join(_property(context, name) for name in names)
-    return Job(query, int(_property(context, BATCH_PROPERTY)), run=run)
+    return SparkJob(query, int(_property(context, BATCH_PROPERTY)), run=run)
 
 
 def _property(context: TaskContext, name: str) -> str:
@@ -149,11 +147,11 @@ def _task_context() -> TaskContext:
 class StreamWriter(FormatWriter, DataSourceStreamArrowWriter):
     """The writer of `df.writeStream`: a job is one batch of one query."""
 
-    def job_of(self, context: TaskContext) -> Job:
+    def job_of(self, context: TaskContext) -> SparkJob:
         batch = batch_of(context)
         require(batch is not None, "A batch of a query has its number")
         assert batch is not None
-        return Job(batch.query, batch.batch)
+        return SparkJob(batch.query, batch.batch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         flushed = flushed_of(messages)
@@ -170,11 +168,11 @@ class StreamWriter(FormatWriter, DataSourceStreamArrowWriter):
 class BatchWriter(FormatWriter, DataSourceArrowWriter):
     """The writer of `df.write`: a job is a whole write with an id. Within `foreachBatch` it is part of a batch."""
 
-    def job_of(self, context: TaskContext) -> Job:
+    def job_of(self, context: TaskContext) -> SparkJob:
         if self.options.write_id == REPEATABLE:
-            return Job()
+            return SparkJob()
         if self.options.write_id:
-            return Job(write_id=self.options.write_id)
+            return SparkJob(write_id=self.options.write_id)
         batch = batch_of(context)
         if batch is None:
             raise ConfigError(

@@ -20,8 +20,8 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.moments import moment_of
 from exactlyonce.pipeline.names import name_problem
+from exactlyonce.pipeline.positions import TIME, Positions
 
 KAFKA = "kafka."
 START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
@@ -192,8 +192,8 @@ def _checkpoint(options: Mapping[str, str]) -> tuple[int | None, datetime | None
         return number("checkpoint", options["checkpoint"]), None
     if "asof" not in options:
         return None, None
-    if (moment := moment_of(options["asof"].strip())) is None:
-        raise ConfigError(f"asOf is {options['asof']!r}: write a time as 2026-11-01T00:00:00Z.")
+    moment = Positions("asOf", (TIME,)).read(options["asof"].strip())
+    assert isinstance(moment, datetime), "it takes times alone"
     return None, moment
 
 
@@ -352,7 +352,7 @@ class StateOptions:
     """The newest checkpoint that was complete then. Without both, the newest."""
     key: str | None
     key_schema: Any
-    """The schema, as `pipeline.schema.describe` gives it; None: not given."""
+    """The schema, as `pipeline.shape.describe` gives it; None: not given."""
     types: str
     """`module:attribute` of a pipeline with the types; empty: none."""
     params: Mapping[str, str]

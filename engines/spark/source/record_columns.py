@@ -25,7 +25,7 @@ from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, col
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, RecordError, Unavailable, sendable, text_of
 from exactlyonce.pipeline.loading import Reference, load_reference
-from exactlyonce.pipeline.schema import UnsupportedType, describe
+from exactlyonce.pipeline.shape import UnsupportedType, describe
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
 HEADERS = spark.ArrayType(

@@ -16,7 +16,8 @@ import msgspec
 from pyspark.sql import types as spark
 
 from exactlyonce.engines.savepoints.kept_state import by_position, named
-from exactlyonce.pipeline.avro import as_plain_schema, avro_of, plain_values
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.versions import KEPT_BY_AVRO
 from exactlyonce.state.json_text import json_text
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
@@ -116,8 +117,7 @@ def as_json(schema: Any) -> SparkColumn:
 
 
 def _avro(schema: Any) -> SparkColumn:
-    shown, decode = column(as_plain_schema(avro_of(schema))), plain_values(avro_of(schema))
-    return SparkColumn(shown.type, lambda data: shown.value(decode(data)))
+    raise ConfigError(f"The state {KEPT_BY_AVRO}")
 
 
 def _optional(schema: Any) -> SparkColumn:

@@ -19,8 +19,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot, TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import SavedFile

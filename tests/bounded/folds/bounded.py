@@ -30,6 +30,7 @@ from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.assembler import Assembler
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.failpoints import NAMES
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.backend import Table
@@ -174,7 +175,8 @@ def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: 
     graph = loaded.pipeline.build()
     topic = find_topic(config, manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage)) as blocks:
-        return Assembler(plan(graph, 1), 0, manifest, blocks, HashMapBackend()).table(graph.node(operator))
+        spec = TaskSpec(reference={}, parallelism=1, incarnation=1, attempt=0, manifest=manifest, topic=topic)
+        return Assembler(plan(graph, 1), spec, 0, blocks, HashMapBackend()).table(graph.node(operator))
 
 
 def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:

@@ -7,7 +7,7 @@ from pipelines import LATE, Order, Total, Unopened, add, copied, everything, rea
 
 from exactlyonce import DeadLetters, Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.functions import Context
 from exactlyonce.sinks import KafkaSink
 
 

@@ -18,6 +18,7 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import read_lane
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.loading import Loaded
 
 Outputs = dict[tuple[str, int], list[Any]]
@@ -45,11 +46,13 @@ def compute_again(fed: Fed, loaded: Loaded, checkpoint: int, submit: Submit, fol
     interval = interval_of(fed.history(), checkpoint)
     manifest, topic = interval.manifest, find_topic(fed.config, fed.name)
     folder.mkdir(parents=True, exist_ok=True)
+    spec = TaskSpec(
+        reference=loaded.reference, parallelism=manifest.parallelism, incarnation=manifest.incarnation,
+        attempt=manifest.attempt, manifest=interval.base, topic=topic,
+    )  # fmt: skip
     stage = Stage(
-        reference=loaded.reference, fingerprint=manifest.fingerprint, parallelism=manifest.parallelism,
-        checkpoint=checkpoint, base=interval.base, incarnation=manifest.incarnation, attempt=manifest.attempt,
-        topic=topic, write_state=True,
-        origins=False, files=f"{folder}/", by_partition=False,
+        spec=spec, fingerprint=manifest.fingerprint, checkpoint=checkpoint, write_state=True, origins=False,
+        files=f"{folder}/", by_partition=False,
     )  # fmt: skip
     reader = BlockReader(fed.config.confluent(), topic)
     logs = {

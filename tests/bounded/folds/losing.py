@@ -11,7 +11,7 @@ from running import Run, assert_copies, assert_totals, orders
 from settled import await_readable, ended_transactions
 from waiting import until
 
-from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.manifest import Committable
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions

@@ -6,7 +6,7 @@ from functools import partial
 
 from blank_manifest import blank_committable, blank_manifest
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import Committable, Written
 
 manifest = partial(
     blank_manifest, incarnation=3, completed_at_ms=99, fingerprint="f", parallelism=2, block_partitions=4,

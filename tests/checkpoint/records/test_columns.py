@@ -12,7 +12,7 @@ from fastavro import parse_schema, schemaless_writer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactlyonce.checkpoint.records.columns import (
+from exactlyonce.checkpoint.records.encoding import (
     COLUMNS_SIZE_MAX,
     BadColumns,
     ListOf,

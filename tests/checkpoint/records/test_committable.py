@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 from blank_manifest import blank_committable
 
-from exactlyonce.checkpoint.records.committable import (
-    TransactionalId,
-    Written,
-    coordinator_id,
-    transaction_prefix,
-)
+from exactlyonce.checkpoint.records.manifest import TransactionalId, Written, coordinator_id, transaction_prefix
 
 OURS = TransactionalId("a-b_C", "out", 3, 12, "4", "repair-7-1")
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from wide_manifest import wide
 
 from exactlyonce.checkpoint.records import encoding as wire
-from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.encoding import (
     Block,
     BlockKey,
@@ -34,8 +33,11 @@ from exactlyonce.checkpoint.records.manifest import (
     LATE_AT_FLOOR,
     LATE_BELOW_LATEST,
     MANIFEST_SIZE_MAX,
+    AbortedCheckpoint,
     BlockRef,
     ChannelLog,
+    CheckpointStats,
+    Committable,
     Finalized,
     Incarnation,
     Manifest,
@@ -46,8 +48,9 @@ from exactlyonce.checkpoint.records.manifest import (
     Repair,
     SourceOffset,
     StoreCommittable,
+    SubtaskStats,
+    Written,
 )
-from exactlyonce.checkpoint.records.stats import AbortedCheckpoint, CheckpointStats, SubtaskStats
 from exactlyonce.pipeline.errors import InvariantViolation
 
 KINDS = (Manifest, ManifestPart, Finalized, CheckpointStats, Incarnation, Repair, Block)

@@ -9,18 +9,18 @@ import msgspec
 from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
+from exactlyonce.checkpoint.commits.kafka import TransactionCommits
 from exactlyonce.checkpoint.decision import finish
-from exactlyonce.checkpoint.records.committable import Committable, Precommit, Written
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Manifest, Repair
-from exactlyonce.checkpoint.transactions.broker_answers import (
-    EndAnswer,
-    Fate,
-    ListedTransaction,
-    Outcome,
-    ProducerState,
-    TransactionState,
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Committable,
+    Finalized,
+    Manifest,
+    Precommit,
+    Repair,
+    Written,
 )
+from exactlyonce.checkpoint.requests import EndAnswer, Fate, ListedTransaction, Outcome, ProducerState, TransactionState
 
 
 def transactions(incarnation: int = 3, attempt: int = 1, timeout_ms: int = 100_000) -> TransactionCommits:
@@ -102,7 +102,7 @@ class World:
                 return [ProducerState("t", 0, 10 + n, 3, 4, 0, 100 * n) for n in range(9) if n not in self.ended]
             case ask.Together(requests):
                 return tuple(ask.answered(each, self) for each in requests)
-            case ask.Reached() | ask.LookElsewhere() | ask.LookAtTopics():
+            case ask.Reached() | ask.CheckRemoteInputs() | ask.LookAtTopics():
                 return None
             case ask.Append():
                 return self.outcomes.pop(0) if self.outcomes else Outcome.DONE

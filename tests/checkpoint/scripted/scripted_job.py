@@ -22,11 +22,9 @@ import pytest
 from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint import events
-from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
-from exactlyonce.checkpoint.decision import Decided, Unresolved
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest, StagedAck, StoreCommittable
+from exactlyonce.checkpoint.events import Decided, Refuse, Unresolved
+from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest, Precommit, StagedAck, StoreCommittable
 from exactlyonce.checkpoint.restart import restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline import errors

@@ -6,9 +6,15 @@ from random import Random
 
 from msgspec.structs import replace
 
-from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.checkpoint.records.encoding import BlockKey
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, OrderLog, SourceOffset
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    Manifest,
+    OperatorSnapshot,
+    OrderLog,
+    SourceOffset,
+    Written,
+)
 from tests.checkpoint.conftest import MANIFEST
 
 

@@ -10,19 +10,22 @@ import pytest
 from blank_manifest import blank_committable
 from scripted_broker import World
 
-from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
+from exactlyonce.checkpoint.records.manifest import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.requests import (
     DescribeProducers,
     DescribeTransactions,
+    EndAnswer,
     Ending,
     EndTransactions,
+    Fate,
+    ListedTransaction,
     ListTransactions,
     Look,
     Pause,
     Request,
+    TransactionState,
     drive,
 )
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, ListedTransaction, TransactionState
 from exactlyonce.checkpoint.transactions.commit import (
     SWEEPS_MAX,
     Commits,

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from exactlyonce.checkpoint import succession as last_look
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.requests import Pause, Procedure, Request, relayed
-from exactlyonce.checkpoint.transactions import last_look
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome, Pause, Procedure, Request, relayed
 from exactlyonce.testing.clock import SimulatedClock
 from tests.connectors.kafka.checkpoint_topic.conftest import Store
 

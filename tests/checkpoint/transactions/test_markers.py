@@ -11,30 +11,34 @@ from blank_manifest import blank_committable, blank_manifest
 from scripted_broker import transactions
 
 from exactlyonce.checkpoint.decision import finish
-from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.records.manifest import Committable, Written
 from exactlyonce.checkpoint.requests import (
     Append,
     CopyTransaction,
     DescribeProducers,
     DescribeTransactions,
-    EndTransactions,
-    ListTransactions,
-    Look,
-    Pause,
-    Request,
-    RewriteMarkers,
-    drive,
-)
-from exactlyonce.checkpoint.transactions.broker_answers import (
     EndAnswer,
+    EndTransactions,
     Fate,
     ListedTransaction,
+    ListTransactions,
+    Look,
     Outcome,
+    Pause,
     ProducerState,
+    Request,
+    RewriteMarkers,
     TransactionState,
+    drive,
 )
-from exactlyonce.checkpoint.transactions.commit import commit, sweep
-from exactlyonce.checkpoint.transactions.markers import MARKERS_LOST_AFTER_MS, PAUSE_LONGEST_MS, await_markers, release
+from exactlyonce.checkpoint.transactions.commit import (
+    MARKERS_LOST_AFTER_MS,
+    PAUSE_LONGEST_MS,
+    await_markers,
+    commit,
+    release,
+    sweep,
+)
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 PLACES = (("t", 0), ("t", 1))

@@ -11,14 +11,16 @@ import pytest
 from exactlyonce.checkpoint.requests import (
     DescribeProducers,
     DescribeTransactions,
+    EndAnswer,
     EndTransactions,
     Pause,
+    ProducerState,
     Request,
     RewriteMarkers,
+    TransactionState,
     drive,
 )
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ProducerState, TransactionState
-from exactlyonce.checkpoint.transactions.settling import settle
+from exactlyonce.checkpoint.transactions.commit import settle
 
 NAME = "eo:totals:coordinator"
 LOG = [("totals.checkpoints", 0), ("totals.checkpoints", 1)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.transactions.broker_answers import Answered, Producer, ProducerState, WriteAnswer
+from exactlyonce.checkpoint.requests import Answered, Producer, ProducerState, WriteAnswer
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.clock import SimulatedClock

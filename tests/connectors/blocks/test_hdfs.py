@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from in_files import FileStorageContract
 
-from exactlyonce.connectors.blocks.hdfs import HdfsFolder
+from exactlyonce.connectors.filestore.hdfs import HdfsStore
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
@@ -21,8 +21,8 @@ class TestHdfs(FileStorageContract):
         self.server, self.inner = hdfs, f"{uuid.uuid4().hex}/topic-1"
         self.path = f"prod/{self.inner}"
 
-    def folder(self) -> HdfsFolder:
-        return HdfsFolder(self.server.host, "prod", self.inner)
+    def folder(self) -> HdfsStore:
+        return HdfsStore(self.server.host, "prod", self.inner)
 
     def client(self) -> Any:
         import hdfs_native
@@ -47,7 +47,7 @@ class TestHdfs(FileStorageContract):
 
 
 def test_what_stands_aside_is_not_what_was_put(hdfs: Any) -> None:
-    folder = HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
+    folder = HdfsStore(hdfs.host, "prod", uuid.uuid4().hex)
     folder.check()
     folder.put("aside-1", b"a part", "aside-0")
     with pytest.raises(StorageUnavailable, match=r"does not answer: .*already exists"):
@@ -60,7 +60,7 @@ def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
     import hdfs_native
 
     root = f"mine-{uuid.uuid4().hex}"
-    folder = HdfsFolder(hdfs.host, root, "totals/topic-1")
+    folder = HdfsStore(hdfs.host, root, "totals/topic-1")
     folder.check()
     assert folder.remove_folder()
     assert not folder.remove_folder()
@@ -71,4 +71,4 @@ def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
 def test_a_folder_that_cannot_be_written(hdfs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")
     with pytest.raises(ConfigError, match="refuses: Permission denied: user=somebody-else"):
-        HdfsFolder(hdfs.host, "prod-of-others", "x").check()
+        HdfsStore(hdfs.host, "prod-of-others", "x").check()

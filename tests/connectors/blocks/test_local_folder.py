@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,13 +14,13 @@ from waiting import until
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.connectors.blocks import storage as storages
-from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.names import aside, file_name, name_of, reference
-from exactlyonce.connectors.blocks.storage import FileStorage, file_storage, folder_of
+from exactlyonce.connectors.blocks.storage import FileStorage, file_storage
 from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.connectors.filestore.local import LocalStore
+from exactlyonce.connectors.filestore.urls import store_at
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
 from exactlyonce.pipeline.names import NAME_LENGTH_MAX
 from exactlyonce.testing.cluster import LIMIT_S
@@ -33,15 +30,13 @@ INNER = "totals/topic-1"
 
 
 class TestLocalFolder(FileStorageContract):
-    replaces = True
-
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
         self.root = tmp_path / "checkpoints"
         self.root.mkdir()
 
-    def folder(self) -> LocalFolder:
-        return LocalFolder(self.root, INNER)
+    def folder(self) -> LocalStore:
+        return LocalStore(self.root, INNER)
 
     def names(self) -> list[str]:
         return [each.name for each in (self.root / INNER).iterdir()]
@@ -60,18 +55,8 @@ class TestLocalFolder(FileStorageContract):
         aside.rename(self.root)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
-    place.mkdir()
-    if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
-        pytest.skip("this user cannot mount a small disk")
-    yield place
-    libc.umount2(os.fsencode(place), 2)
-
-
 def test_a_full_disk(small_disk: Path) -> None:
-    storage = FileStorage(LocalFolder(small_disk, INNER))
+    storage = FileStorage(LocalStore(small_disk, INNER))
     blocks = storage.begin(1, 0)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(200_000))
@@ -99,7 +84,7 @@ def fenced(blocks: FileBlocks) -> None:
     ],
 )
 def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], says: str, tmp_path: Path) -> None:
-    storage = FileStorage(LocalFolder(tmp_path, INNER), away_timeout_s=0.1)
+    storage = FileStorage(LocalStore(tmp_path, INNER), away_timeout_s=0.1)
     blocks = storage.begin(1, 0)
     inner = tmp_path / "totals"
     inner.rename(tmp_path / "aside")
@@ -115,7 +100,7 @@ def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], s
 
 def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
     """A process that does the work of many units, one after the other, closes none of their blocks."""
-    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    storage = FileStorage(LocalStore(tmp_path, INNER))
     for unit in range(20):
         blocks = storage.begin(1, unit)
         tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(9)]
@@ -127,14 +112,14 @@ def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     """It is not made: a slip in a path, or a disk that is not mounted, would be taken for a storage."""
     with pytest.raises(ConfigError, match=r"file://.*/missing does not exist: create the folder, or mount it"):
-        LocalFolder(tmp_path / "missing", INNER).check()
+        LocalStore(tmp_path / "missing", INNER).check()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["missing", "empty", "probed"])
 def test_a_disk_that_is_not_mounted(folder: str, tmp_path: Path) -> None:
     """Blocks of a missing folder are away, not lost, and nothing is made. A worker that begins there leaves a probe."""
-    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    storage = FileStorage(LocalStore(tmp_path, INNER))
     blocks = storage.begin(1, 0)
     tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(2)]
     blocks.wait(LIMIT_S)
@@ -164,7 +149,7 @@ def test_the_folder_of_a_topic(tmp_path: Path) -> None:
 def test_what_a_folder_is_for(tmp_path: Path) -> None:
     missing = (tmp_path / "missing").as_uri()
     with pytest.raises(ConfigError, match=rf"^The storage {missing} does not exist"):
-        folder_of(missing, "totals-41-00").check()
+        store_at(missing, "totals-41-00").check()
     with pytest.raises(ConfigError, match=rf"^The checkpoint storage {missing} does not exist"):
         file_storage(missing, TopicInfo("totals.checkpoints", "id", 2, 1)).check()
 
@@ -172,12 +157,12 @@ def test_what_a_folder_is_for(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / INNER).parent.mkdir()
     (tmp_path / INNER).write_text("a file where a folder is needed")
-    with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another folder"):
-        LocalFolder(tmp_path, INNER).check()
+    with pytest.raises(ConfigError, match=r"topic-1 cannot be made, for a file is where a folder is needed"):
+        LocalStore(tmp_path, INNER).check()
 
 
 def test_removing_the_folder(tmp_path: Path) -> None:
-    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    storage = FileStorage(LocalStore(tmp_path, INNER))
     storage.check()
     (tmp_path / "others" / "topic-1").mkdir(parents=True)
     storage.erase()

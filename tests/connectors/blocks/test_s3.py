@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from in_files import FileStorageContract
 
-from exactlyonce.connectors.blocks.s3 import S3Folder
+from exactlyonce.connectors.filestore.s3 import S3Store
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 BUCKET = "checkpoints"
@@ -22,8 +22,8 @@ class TestS3(FileStorageContract):
     def _prefix(self, s3: Any) -> None:
         self.server, self.prefix = s3, f"prod/{uuid.uuid4().hex}/topic-1"
 
-    def folder(self) -> S3Folder:
-        return S3Folder(BUCKET, self.prefix)
+    def folder(self) -> S3Store:
+        return S3Store(BUCKET, self.prefix)
 
     def names(self) -> list[str]:
         return [each.rpartition("/")[2] for each in self.server.listed() if each.startswith(self.prefix)]
@@ -43,7 +43,7 @@ class TestS3(FileStorageContract):
 @pytest.mark.slow
 def test_more_than_a_listing_holds(s3: Any) -> None:
     """Listing and removing go on where an answer of the server ends, at a thousand files."""
-    folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
+    folder = S3Store(BUCKET, f"prod/{uuid.uuid4().hex}")
     names = {f"block-{number}" for number in range(1_003)}
     for name in names:
         folder.put(name, b"x", "aside")
@@ -54,13 +54,13 @@ def test_more_than_a_listing_holds(s3: Any) -> None:
 
 def test_a_bucket_that_is_missing(s3: Any) -> None:
     with pytest.raises(ConfigError, match="There is no bucket missing-one: create it"):
-        S3Folder("missing-one", "prod/x").check()
+        S3Store("missing-one", "prod/x").check()
 
 
 def test_credentials_that_are_wrong(s3: Any) -> None:
     said = r"s3://checkpoints/prod/x refuses the credentials \(InvalidAccessKeyId\): correct AWS_ACCESS_KEY_ID"
     with s3.granting("s3:PutObject"), pytest.raises(ConfigError, match=said) as caught:
-        S3Folder(BUCKET, "prod/x").check()
+        S3Store(BUCKET, "prod/x").check()
     assert "canary" not in str(caught.value)
 
 
@@ -72,16 +72,16 @@ def test_a_right_that_is_missing(right: str, s3_user: Any) -> None:
     """The check asks for each of the four, and names it."""
     said = rf"{BUCKET}/prod/x refuses \(.*\): give the user the right {right} there"
     with s3_user(*RIGHTS - {right}), pytest.raises(ConfigError, match=said):
-        S3Folder(BUCKET, "prod/x").check()
+        S3Store(BUCKET, "prod/x").check()
     with s3_user(*RIGHTS):
-        S3Folder(BUCKET, "prod/x").check()
+        S3Store(BUCKET, "prod/x").check()
 
 
 def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
-        S3Folder(BUCKET, "prod/x").check()
+        S3Store(BUCKET, "prod/x").check()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_settings(bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be used: .*{said}") as caught:
-        S3Folder(bucket, "prod/x").check()
+        S3Store(bucket, "prod/x").check()
     assert "canary" not in str(caught.value)
 
 
@@ -131,14 +131,14 @@ def test_a_store_without_conditional_puts(s3: Any, monkeypatch: pytest.MonkeyPat
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(ConfigError, match="does not know If-None-Match"):
-            S3Folder(BUCKET, "prod").check()
+            S3Store(BUCKET, "prod").check()
         server.shutdown()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_server_that_is_silent(s3: Any) -> None:
-    folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
+    folder = S3Store(BUCKET, f"prod/{uuid.uuid4().hex}")
     folder.put("block", b"content", "aside")
     with s3.silent(), pytest.raises(StorageUnavailable, match="does not answer"):
         folder.get("block")

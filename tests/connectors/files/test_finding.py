@@ -267,7 +267,7 @@ def test_what_is_wrong(tmp_path: Path, folder: Callable[..., Path], monkeypatch:
     }  # fmt: skip
     said = "\n".join(FileSource("in", value=str, **options).problems())
     for part in (
-        "absolute",
+        "from / on",
         "delimiter='ab'",
         "watch is 'often'",
         "split_bytes=1 ",

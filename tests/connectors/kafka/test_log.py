@@ -12,14 +12,14 @@ from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 from waiting import until
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
+from exactlyonce.checkpoint.records.manifest import Committable, Written
+from exactlyonce.checkpoint.requests import EndAnswer, Fate
 from exactlyonce.connectors.kafka import log as log_module
-from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.errors import Again
 from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.log import Log, RecordsGone, parse_batches
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+from exactlyonce.sinks.kafka.copying import copy_transaction
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from real_broker import RealBroker
 from waiting import until
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker.interface import Error
-from exactlyonce.testing.broker.real_broker import RealBroker
 
 VALUES = [b"%03d" % number for number in range(100)]
 

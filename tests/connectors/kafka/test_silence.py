@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from exactlyonce.connectors.kafka.reader import KafkaReader
-from exactlyonce.connectors.kafka.silence import INTERVAL_MS, SILENT_AFTER_S, Silence
+from exactlyonce.connectors.kafka.reader import INTERVAL_MS, SILENT_AFTER_S, KafkaReader, Silence
 from exactlyonce.testing.cluster import OwnCluster
 
 

@@ -11,8 +11,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 from waiting import until
 
-from exactlyonce.checkpoint.requests import Ending
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
+from exactlyonce.checkpoint.requests import EndAnswer, Ending, ListedTransaction, TransactionState
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -12,8 +12,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer.transaction import EndTxnRequest
 from waiting import until
 
-from exactlyonce.checkpoint.requests import Ending
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction
+from exactlyonce.checkpoint.requests import EndAnswer, Ending, ListedTransaction
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.transactions import Transactions

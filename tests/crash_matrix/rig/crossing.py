@@ -48,19 +48,19 @@ def table(name: str, content: str) -> str:
     return f"{name}_{content}".replace("-", "_")
 
 
-def crossing(name: str, shape: str, sinks: str, commit: str = "write_ahead") -> Pipeline:
+def crossing(name: str, shape: str, sinks: str) -> Pipeline:
     """Topic NAME-in through a running total to the *sinks*; as a diamond united with NAME-more, and every order copied
     past the totals; as a cycle, orders go round up to three times before they are added."""
     pipeline = Pipeline(name)
     orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
     if shape == "diamond":
         orders = orders.union(pipeline.source("right", KafkaSource(f"{name}-more", value=Order)))
-        _sink(orders, name, "copies", sinks, commit)
+        _sink(orders, name, "copies", sinks)
     if shape == "cycle":
         totals = _added_after_rounds(pipeline, orders)
     else:
         totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
-    _sink(totals, name, "totals", sinks, commit)
+    _sink(totals, name, "totals", sinks)
     return pipeline
 
 
@@ -89,9 +89,9 @@ def as_total(each: Round) -> Total:
     return Total(each.order.id, each.order.customer, each.sum or 0)
 
 
-def _sink(stream: Any, name: str, content: str, sinks: str, commit: Any) -> None:
+def _sink(stream: Any, name: str, content: str, sinks: str) -> None:
     if sinks in ("kafka", "both"):
         stream.sink(f"{content}-kafka", KafkaSink(f"{name}-{content}", key=lambda row: row.customer))
     if sinks in ("postgres", "both"):
-        target: PostgresSink[Any] = PostgresSink(table(name, content), dsn=f"env:{DSN}", mode="append", commit=commit)
+        target: PostgresSink[Any] = PostgresSink(table(name, content), dsn=f"env:{DSN}", mode="append")
         stream.sink(f"{content}-postgres", target)

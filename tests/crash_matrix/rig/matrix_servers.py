@@ -16,7 +16,7 @@ from exactlyonce.testing.servers.postgres import PostgresServer
 @contextmanager
 def opened(folder: Path) -> Iterator[Servers]:
     proxy, broker = proxied_broker(folder / "kafka")
-    postgres = PostgresServer(prepared_max=50)
+    postgres = PostgresServer()
     postgres.start()
     trials = folder / "trials"
     trials.mkdir(exist_ok=True)

@@ -93,12 +93,6 @@ class TopicReader:
         self._consumer.close()
 
 
-def assert_nothing_prepared(postgres: PostgresServer, table: str) -> None:
-    """No prepared transaction, which is no session's any more, holds on to *table*."""
-    held = postgres.execute("SELECT mode FROM pg_locks WHERE pid IS NULL AND relation = %s::regclass", table)
-    assert held == [], f"{table}: a prepared transaction is left: {held}"
-
-
 def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tuple[str, int, int]]) -> None:
     rows = postgres.execute(
         "SELECT sink, subtask, checkpoint FROM exactlyonce_ledger WHERE pipeline = %s AND subtask >= 0", pipeline

@@ -14,9 +14,9 @@ from flushing import flushed
 from table_rows import Total
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.connectors.filestore import local
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import CommitterContext
-from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
@@ -81,7 +81,7 @@ class Target:
         return sorted(line["cents"] for line in self.lines())
 
     def waiting(self) -> list[str]:
-        return sorted(os.listdir(self.root / "staged"))
+        return sorted(path.name for path in self.root.glob("staged/*"))
 
     def entries(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in sorted(self.root.glob("ledger/*/*/*/*.json"))]
@@ -112,7 +112,7 @@ def make_target(tmp_path: Path) -> Iterator[Callable[..., Target]]:
 @pytest.fixture(params=["renameat2", "link"])
 def renaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "link":
-        monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
+        monkeypatch.setattr(local, "_renameat2", lambda old, new: False)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from exactlyonce.pipeline.schema import UnsupportedType
+from exactlyonce.pipeline.shape import UnsupportedType
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.parquet import Parquet
 from exactlyonce.testing.sink_contract.hooks import ORIGIN

@@ -28,12 +28,14 @@ class Odd:
     ("options", "problem"),
     [
         ({"path": "totals"}, "must be the folder's path from / on"),
-        ({"path": "s3a://bucket/totals"}, "s3a:// cannot be written; /folder, s3://bucket/prefix and hdfs://"),
+        (
+            {"path": "s3a://bucket/totals"},
+            "path: s3a:// has no files here: give a path from / on, s3://bucket/prefix or hdfs://",
+        ),
         ({"path": "s3://key:secret@bucket/totals"}, "path: it holds a user or a password"),
-        ({"path": "s3a://key:secret@bucket/totals"}, "path: s3a:// cannot be written"),
-        ({"path": "ftp://key:secret@host/totals"}, "path: ftp:// is an address"),
+        ({"path": "s3a://key:secret@bucket/totals"}, "path: s3a:// has no files here"),
         ({"path": "hdfs:///totals"}, "path: the host is missing"),
-        ({"path": "file:///totals"}, "name the folder by its path"),
+        ({"path": "file:///totals"}, "give a path from / on"),
         ({"path": "/"}, "cannot be the folder"),
         ({"path": "/a\0b"}, "has a NUL in it"),
         ({"format": "csv"}, "format='csv' must be one of 'parquet', 'jsonl', 'avro'"),

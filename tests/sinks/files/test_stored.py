@@ -14,12 +14,11 @@ from hdfs_server import HdfsServer
 from table_rows import Total
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.connectors.blocks.s3 import S3Folder
+from exactlyonce.connectors.filestore.s3 import S3Store
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import CommitterContext
-from exactlyonce.sinks.files import committer as committers
-from exactlyonce.sinks.files import stored
+from exactlyonce.sinks.files import place as places
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, SinkWriter
 from exactlyonce.testing.servers.s3 import BUCKET, S3Server
@@ -143,10 +142,10 @@ def test_a_commit_that_is_broken_off(
         publish_one(*arguments)
 
     one = "_complete" if kind == "s3" else "_rename"
-    publish_one = getattr(led._place, one)
-    places = {"publish": (led._place, one), "write": (led._ledger, "write"), "forget": (committers, "forget")}
+    publish_one = getattr(led._place.store, one)
+    steps = {"publish": (led._place.store, one), "write": (led._ledger, "write"), "forget": (led._place, "forget")}
     with monkeypatch.context() as patch:
-        patch.setattr(*places[step], crash)
+        patch.setattr(*steps[step], crash)
         with pytest.raises(Crash):
             led.commit([committable], 1, ORIGIN)
     target.committer().commit([committable], 1, ORIGIN)
@@ -158,14 +157,14 @@ class Crash(BaseException):
 
 
 def uploads(files: Files) -> list[str]:
-    return [upload.name for upload in S3Folder(BUCKET, files.path).uploads()]
+    return [upload.name for upload in S3Store(BUCKET, files.path).uploads()]
 
 
 @on_s3
 @pytest.mark.exhaustive
 def test_abandoned_uploads(files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of older attempts at once, by their owners; those without an owner by their age; a neighbour's stay."""
-    monkeypatch.setattr(stored, "ORPHAN_AGE_MS", 1_000_000_000_000)  # moto's uploads are of 2010
+    monkeypatch.setattr(places, "ORPHAN_AGE_MS", 1_000_000_000_000)  # moto's uploads are of 2010
     target = at()
     committer = target.led()
     committable = target.staged(1, totals(1), attempt=1)
@@ -175,7 +174,7 @@ def test_abandoned_uploads(files: Files, at: Callable[..., Target], monkeypatch:
     other = neighbour.open_committer(context)
     other.check()
     other.fence(1, ORIGIN)
-    foreign = S3Folder(BUCKET, files.path)
+    foreign = S3Store(BUCKET, files.path)
     foreign.begin_upload("theirs.csv", {})
     zombie = foreign.begin_upload("part-000001.000-000-00ff-000001.jsonl", {})
     assert len(uploads(files)) == 4
@@ -189,7 +188,7 @@ def test_abandoned_uploads(files: Files, at: Callable[..., Target], monkeypatch:
     with pytest.raises(StoreError, match=r"The upload of s3://.* was set aside for checkpoint 1, .* lifecycle rule"):
         committer.commit([third], 1, ORIGIN)
     assert foreign.has_upload("part-000001.000-000-00ff-000001.jsonl", zombie)
-    monkeypatch.setattr(stored, "ORPHAN_AGE_MS", 1_000)
+    monkeypatch.setattr(places, "ORPHAN_AGE_MS", 1_000)
     other.clean(9, 9)
     assert sorted(name.partition("-")[0] for name in uploads(files)) == ["part", "theirs.csv"]
     assert not foreign.has_upload("part-000001.000-000-00ff-000001.jsonl", zombie)
@@ -199,7 +198,7 @@ def test_abandoned_uploads(files: Files, at: Callable[..., Target], monkeypatch:
 @pytest.mark.exhaustive
 def test_a_lifecycle_rule_is_seen(files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
     committer = at().led()
-    folder = S3Folder(BUCKET, files.path)
+    folder = S3Store(BUCKET, files.path)
     rules: list[dict[str, Any]] = [
         {"ID": "old", "Status": "Disabled", "Prefix": "", "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}},
         {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"},
@@ -225,28 +224,10 @@ def test_a_lifecycle_rule_is_seen(files: Files, at: Callable[..., Target], monke
     assert view.risk == ""
 
 
-@on
-@pytest.mark.exhaustive(but=["s3"])
-def test_another_file_is_never_replaced(files: Files, at: Callable[..., Target]) -> None:
-    target = at()
-    committer = target.led()
-    committable = target.staged(1, totals(1))
-    committer.commit([committable], 1, ORIGIN)
-    (name,) = files.published()
-    again = target.staged(2, totals(2), previous=1)
-    place = committer._place
-    body = stored_files(committer, again)
-    renamed = [msgspec.structs.replace(file, path=name) for file in body]
-    with pytest.raises(StoreError, match=r"exists, and is not the file that is to be published there"):
-        place.publish(renamed, renamed)
-    assert files.cents() == [1]
-
-
 def stored_files(committer: FilesCommitter, committable: StoreCommittable) -> Sequence[Any]:
     from exactlyonce.sinks.files.layout import decode_body
-    from exactlyonce.sinks.files.publishing import listed
 
-    return listed(committer._place, decode_body(committable.body))
+    return committer._place.listed(decode_body(committable.body))
 
 
 @on_s3
@@ -276,7 +257,7 @@ def test_a_storage_that_is_away(files: Files, at: Callable[..., Target], monkeyp
 @pytest.mark.exhaustive
 def test_a_writer_gives_up_in_the_end(files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(files.server, S3Server)
-    monkeypatch.setattr(stored, "AWAY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(places, "AWAY_TIMEOUT_S", 0.2)
     target = at()
     target.led()
     opened = target.open()

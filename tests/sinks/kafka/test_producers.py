@@ -18,14 +18,9 @@ from kafka_proxy import RefusingProxy, proxy_before
 from waiting import until
 
 from exactlyonce.pipeline.errors import Outdated
-from exactlyonce.sinks.kafka import producers
-from exactlyonce.sinks.kafka.producers import (
-    LINGER_MAX_MS,
-    TRANSACTION_LINGER_MS,
-    KafkaProducers,
-    Transaction,
-    failure,
-)
+from exactlyonce.sinks.kafka import open_transaction
+from exactlyonce.sinks.kafka.open_transaction import LINGER_MAX_MS, TRANSACTION_LINGER_MS, OpenTransaction, failure
+from exactlyonce.sinks.kafka.writer import KafkaProducers
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
@@ -53,7 +48,7 @@ def test_a_dropped_producer_is_freed_at_once(
         executor.submit(os.getpid).result()
         producers_of_sink = KafkaProducers(topic_name, settings, 60_000, executor)
         name = transactional_id and f"{topic_name}-{transactional_id}"
-        transaction = Transaction("", producers_of_sink.make(name, lambda *_: None).result())
+        transaction = OpenTransaction("", producers_of_sink.make(name, lambda *_: None).result())
         transaction.producer.produce(topic_name, b"1", None)
         producers_of_sink.flush(transaction.producer).result()
         dropped = weakref.ref(transaction.producer)
@@ -100,11 +95,11 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(settings)
         return NoProducer()
 
-    def failed(failure: producers.Failure) -> None:
+    def failed(failure: open_transaction.ProducerFailure) -> None:
         raise AssertionError(failure.reason)
 
-    monkeypatch.setattr(producers, "make_producer", make)
-    monkeypatch.setattr(producers, "connect", lambda *arguments: None)
+    monkeypatch.setattr(open_transaction, "make_producer", make)
+    monkeypatch.setattr(open_transaction, "connect", lambda *arguments: None)
     with ThreadPoolExecutor(1) as executor:
         given: list[tuple[str | None, dict[str, str]]]
         given = [("t", {}), ("t", {"linger.ms": "3"}), (None, {}), ("t", {"linger.ms": "5000"})]

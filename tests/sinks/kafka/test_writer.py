@@ -17,10 +17,8 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError
-from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
-from exactlyonce.sinks.kafka.writer import KafkaWriter
+from exactlyonce.sinks.kafka.writer import KafkaProducers, KafkaWriter, TransactionPool
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker

@@ -15,7 +15,7 @@ import refusing
 from table_rows import ORIGIN, Total, entry, key_of
 
 from exactlyonce.connectors.mysql.address import MySQLAddress
-from exactlyonce.connectors.mysql.refusals import as_ours
+from exactlyonce.connectors.mysql.session import as_ours
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, UserError
 
 Stores = Callable[..., Any]

@@ -38,7 +38,7 @@ def test_what_is_right_has_no_problems() -> None:
         ({"mode": "upsert"}, "needs the columns by which it finds a row"),
         ({"mode": "upsert", "key": ("name",)}, "key= names 'name', and Total has customer, cents"),
         ({"create": 1}, "create=1 must be True or False"),
-        ({"commit": "prepared"}, "must be 'write_ahead'"),
+        ({"commit": "xa"}, "commit='xa' must be 'write_ahead', as it is by itself: rows wait in the checkpoint topic"),
         ({"type_": int}, "int has no fields to be columns"),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_description_without_problems() -> None:
         ({"answer_timeout": "soon"}, "answer_timeout is 'soon': write a number with a unit"),
         ({"answer_timeout": "0s"}, "answer_timeout='0s' must be longer than 0, and 24h at most"),
         ({"answer_timeout": "600h"}, "answer_timeout='600h' must be longer than 0, and 24h at most"),
-        ({"commit": "xa"}, "must be 'write_ahead'"),
+        ({"commit": "prepared"}, "must be 'write_ahead', as it is by itself: rows wait in the checkpoint topic"),
         ({"mode": "merge"}, "mode='merge' must be one of"),
         ({"mode": "upsert"}, "needs the columns by which"),
         ({"key": ("customer",)}, "set mode='upsert', which updates the row that has the key, or leave key= out"),

@@ -1,7 +1,7 @@
 """The archive of the classes of Spark's drivers, which nearly halves the processor time of their start.
 
-It works as the broker's (`exactlyonce.connectors.embedded.class_archive`): the runtime uses an archive made of the same
-jars and ignores any other; it appears by one rename, and only a run of this module waits for it.
+It works as the broker's (`tests/connectors/embedded/rig/broker_classes.py`): the runtime uses an archive made of the
+same jars and ignores any other; it appears by one rename, and only a run of this module waits for it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from settled import await_readable, ended_transactions
 from together import MARIADB, POSTGRES, REDIS
 from unreferenced import unreferenced_blocks
 
-from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.checkpoint.records.manifest import transaction_prefix
 from exactlyonce.testing.cluster import KafkaCluster
 
 COLUMNS = "id bigint NOT NULL, customer varchar(20) NOT NULL, total bigint CHECK (total >= 0)"

@@ -9,11 +9,9 @@ from pyspark.sql.types import LongType, StringType, StructType
 from targets import Row, rows_of
 
 from exactlyonce.engines.spark.sink.driver import SinkDriver
-from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import parse_sink_options
-from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.store_task import write_store_task
-from exactlyonce.engines.spark.sink.task import write_task
+from exactlyonce.engines.spark.sink.position import SparkJob
+from exactlyonce.engines.spark.sink.task import Assignment, Flushed, write_store_task, write_task
 from exactlyonce.testing.cluster import KafkaCluster
 
 QUERY = "a-query"
@@ -38,25 +36,25 @@ class World:
         return self.driver(name, **changes), self.driver(name, **changes)
 
     def tasks(self, planner: SinkDriver, batch: int, partitions: int = 2, query: str = QUERY) -> list[Flushed]:
-        return self.job(planner, Job(query, batch), [rows_of(batch, each) for each in range(partitions)])
+        return self.job(planner, SparkJob(query, batch), [rows_of(batch, each) for each in range(partitions)])
 
-    def job(self, planner: SinkDriver, job: Job, tasks: Sequence[Sequence[Row]]) -> list[Flushed]:
+    def job(self, planner: SinkDriver, job: SparkJob, tasks: Sequence[Sequence[Row]]) -> list[Flushed]:
         """Plan *job*, and run one task for each of *tasks*; Spark runs one where there are no rows."""
         assignment = planner.assign()
         return [self.task(planner, assignment, job, rows, place=place) for place, rows in enumerate(tasks or [[]])]
 
     def task(
-        self, planner: SinkDriver, assignment: Assignment, job: Job, rows: Sequence[Row],
+        self, planner: SinkDriver, assignment: Assignment, job: SparkJob, rows: Sequence[Row],
         place: int = 0, attempt: int = 0,
     ) -> Flushed:  # fmt: skip
         return self.task_of(planner, assignment, job, self.target.batch(rows), place, attempt)
 
-    def attempts(self, planner: SinkDriver, job: Job, rows: Sequence[Row], count: int) -> list[Flushed]:
+    def attempts(self, planner: SinkDriver, job: SparkJob, rows: Sequence[Row], count: int) -> list[Flushed]:
         assignment = planner.assign()
         return [self.task(planner, assignment, job, rows, attempt=each) for each in range(1, count + 1)]
 
     def task_of(
-        self, planner: SinkDriver, assignment: Assignment, job: Job, batch: Any, place: int = 0, attempt: int = 0
+        self, planner: SinkDriver, assignment: Assignment, job: SparkJob, batch: Any, place: int = 0, attempt: int = 0
     ) -> Flushed:
         """One task over a batch of whatever columns. A store is told only whether the task was tried before."""
         options = planner.options

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pipelines import Total, add, copied_and_summed, reading
 
 from exactlyonce import Pipeline
+from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.stream import Stream
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
@@ -51,7 +52,8 @@ def running_totals(name: str) -> tuple[Pipeline, Stream[Total]]:
     return pipeline, orders.key_by(lambda order: order.customer).stateful_map("totals", add)
 
 
-def weaker(name: str, delivery: Any) -> Pipeline:
+def weaker(name: str) -> Pipeline:
+    delivery: StoreDelivery = "at_least_once"
     pipeline, sums = running_totals(name)
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append"), delivery=delivery))

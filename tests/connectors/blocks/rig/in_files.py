@@ -10,7 +10,6 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.blocks.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.connectors.blocks.storage import FileStorage
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
@@ -18,12 +17,10 @@ from exactlyonce.testing.storage_contract import BlockStorageContract
 class FileStorageContract(BlockStorageContract):
     beginning = (0,) * 5
     ordered = False
-    replaces = False
-    """Whether a file that is put again is replaced, which can only be by the same bytes."""
     away_timeout_s = float(LIMIT_S)
 
     def folder(self) -> Any:
-        """A new `Folder` of the test's files."""
+        """A new `FileStore` of the test's files."""
         raise NotImplementedError
 
     def storage(self) -> FileStorage:
@@ -57,13 +54,3 @@ class FileStorageContract(BlockStorageContract):
         """It is given up soon, where a busy server would be, too."""
         self.away_timeout_s = 0.5
         super().test_reading_while_it_is_away()
-
-    def test_a_file_that_is_put_again(self) -> None:
-        before_ms, folder = SystemClock().now_ms(), self.folder()
-        folder.check()
-        folder.put("block", b"first", "aside-1")
-        folder.put("block", b"other", "aside-2")
-        assert folder.get("block") == (b"other" if self.replaces else b"first")
-        (file,) = folder.files()
-        assert (file.name, file.size) == ("block", 5)
-        assert before_ms - 1_000 < file.written_at_ms <= SystemClock().now_ms(), "S3 rounds to seconds"

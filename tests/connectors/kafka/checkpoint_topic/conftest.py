@@ -14,11 +14,9 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.encoding import Decision
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, StoredBlock
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, StoredBlock, TopicInfo
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Procedure
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome, Procedure
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics

@@ -16,9 +16,8 @@ from waiting import until
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, TopicInfo
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks as store_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, OnDelivery, scan_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower

@@ -18,11 +18,10 @@ from waiting import until
 
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.history import SILENCE_MS
-from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.records.manifest import coordinator_id
+from exactlyonce.checkpoint.requests import Outcome, drive
 from exactlyonce.checkpoint.transactions import transactional_writer
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests

@@ -6,12 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from real_broker import RealBroker
 from settled import await_readable
 
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Procedure, R, Request, Write, drive
+from exactlyonce.checkpoint.records.manifest import TopicInfo
+from exactlyonce.checkpoint.requests import (
+    DescribeProducers,
+    EndAnswer,
+    EndTransaction,
+    Outcome,
+    Procedure,
+    R,
+    Request,
+    Write,
+    drive,
+)
 from exactlyonce.checkpoint.transactions import transactional_writer
-from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic, prepare_topic
@@ -22,7 +32,6 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, TopicError
 from exactlyonce.testing.broker.interface import Error
-from exactlyonce.testing.broker.real_broker import RealBroker
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 

@@ -12,7 +12,7 @@ from contract_part import only
 
 from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kafka_proxy import END_TXN, PRODUCE, Fate, Fault, KafkaProxy, proxy_before
 
-from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 HASTY_MS = 10_000

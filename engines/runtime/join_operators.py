@@ -1,0 +1,550 @@
+"""Join operators: they keep the records of two sides by key, and give those that belong together.
+
+Invariants: the results are a function of times and floors, whatever came first, unless an input was idle. A pair is
+given once, when the later of both arrives; a record without a partner, once the watermark says that none can come.
+`LookupJoiner` goes by arrival.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, compress, repeat
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
+from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
+from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts, nothing_at
+from exactlyonce.engines.runtime.waiting import UNWRITTEN_MAX, Waiting
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.graph import Node
+from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup
+from exactlyonce.pipeline.timed import Timed
+from exactlyonce.state.backend import Table
+
+J = TypeVar("J", IntervalJoin, AsOf)
+
+LEFT, RIGHT = 0, 1
+VERSIONS = END_OF_TIME
+"""The slot of a key's versions, which is never due."""
+
+State = tuple[list[Any], list[Any]]
+"""The entries of the left side and of the right side, in one slot of one key; see `kept_state` of the joins."""
+
+
+class Results(NamedTuple):
+    """Results by columns."""
+
+    records: Sequence[Any]
+    times: Sequence[int]
+    floors: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class Joiner(Sides, TimedOperator[Results], Generic[J]):
+    """The common part of the joins by time."""
+
+    join: J
+    read_keys: KeyReader
+
+    @classmethod
+    def made(cls, parts: TimedParts) -> Joiner[J]:
+        return cls(*parts.shared, cast("J", parts.node.timed), parts.read_keys)
+
+    def _give(self, results: Sequence[Results]) -> None:
+        records = list(chain.from_iterable(some.records for some in results))
+        times = list(chain.from_iterable(some.times for some in results))
+        floors = list(chain.from_iterable(some.floors or repeat(NO_FLOOR, len(some.times)) for some in results))
+        origins = origins_of(self.id, [0] * len(times), times)
+        self.push(Batch(records, origins, times=times, floors=_or_none(floors)))
+
+
+def _or_none(floors: list[int]) -> list[int] | None:
+    return None if floors.count(NO_FLOOR) == len(floors) else floors
+
+
+Entry = tuple[int, bool, Any]
+"""(time, whether it has a partner, record)."""
+Partner = tuple[int, Any]
+"""(time, record)."""
+_time: Callable[[Partner], int] = itemgetter(0)
+_FEW = 8
+"""So many entries are looked at one by one."""
+
+
+def _with_left(state: State | None, entry: Entry) -> State:
+    if state is None:
+        return [entry], []
+    state[LEFT].append(entry)
+    return state
+
+
+def _with_right(state: State | None, entry: Entry) -> State:
+    if state is None:
+        return [], [entry]
+    state[RIGHT].append(entry)
+    return state
+
+
+def _with_partner(state: State | None, place: tuple[int, int]) -> State:
+    """The entry at *place*, (side, index), has a partner."""
+    side, index = place
+    entries = cast("State", state)[side]
+    time, _, record = entries[index]
+    entries[index] = time, True, record
+    return cast("State", state)
+
+
+@dataclass(slots=True)
+class IntervalJoiner(Joiner[IntervalJoin]):
+    """The slot of an entry is the last moment at which a partner may come.
+
+    It is exact for entries that come out alone then. The others share slots of a quarter of the interval: it makes no
+    difference how much longer they are kept. These are in memory alone at first: many have gone before the next
+    barrier. The table has them once there is one, or there are too many.
+    """
+
+    _bounds: tuple[tuple[int, int], tuple[int, int]] = field(init=False)
+    """By side: the bounds of a partner's time less the own."""
+    _after: tuple[int, int] = field(init=False)
+    """By side: the time after an entry at which the last partner may come."""
+    _alone: tuple[bool, bool] = field(init=False)
+    """By side: whether entries without a partner come out."""
+    _width: tuple[int, int] = field(init=False)
+    """By side: the width of slots."""
+    _unwritten: tuple[dict[bytes, list[Partner]], dict[bytes, list[Partner]]] = field(init=False)
+    """By side and key: the entries that the table does not have, by time, and some that are over."""
+    _count_unwritten: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        Joiner.__post_init__(self)
+        join = self.join
+        self._bounds = (join.earliest_ms, join.latest_ms), (-join.latest_ms, -join.earliest_ms)
+        self._after = join.left_ms, join.right_ms
+        self._alone = join.how in ("left", "full"), join.how in ("right", "full")
+        shared = max(1, (join.latest_ms - join.earliest_ms) // 4)
+        left, right = self._alone
+        self._width = 1 if left else shared, 1 if right else shared
+        self._unwritten = {}, {}
+
+    def left(self, batch: Batch) -> None:
+        self._take(batch, LEFT)
+
+    def right(self, batch: Batch) -> None:
+        self._take(batch, RIGHT)
+
+    def _take(self, batch: Batch, side: int) -> None:
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
+        batch = self.in_time(batch, right=side == RIGHT)
+        assert batch.keys is not None
+        assert batch.times is not None
+        places: list[int] = []
+        partners: list[Partner] = []
+        for chunk in chunks(len(batch.records)):
+            for place, found in self._partners(batch.keys[chunk], batch.times[chunk], side, chunk.start):
+                places += repeat(place, len(found))
+                partners += found
+            self.activity.breathe()
+        if self._alone[side]:
+            self._write(side, batch.keys, batch.times, batch.records, set(places))
+        else:
+            self._keep(batch.keys, batch.times, batch.records, self._unwritten[side])
+        self.activity.leave(self.id, entered_s, count)
+        if places:
+            self.push(self._pairs(batch, places, partners, side))
+
+    def _partners(
+        self, keys: Sequence[bytes], times: Sequence[int], side: int, start: int
+    ) -> Iterator[tuple[int, list[Partner]]]:
+        """The partners of those records of *side* that have any, each with its place, from *start* on."""
+        other, (low, high) = 1 - side, self._bounds[side]
+        first, last = low + self._after[other], high + self._after[other] + self._width[other] - 1
+        unwritten, slots_of, written = self._unwritten[other], self.table.slots_of, self.table.present(keys)
+        for place, (key, time) in enumerate(zip(keys, times, strict=True), start):
+            entries = unwritten.get(key)
+            if entries is None and key not in written:
+                continue
+            found: list[Partner] = []
+            earliest, latest = time + low, time + high
+            if key in written:
+                slots = slots_of(key)
+                for slot in slots[bisect_left(slots, time + first) : bisect_right(slots, time + last)]:
+                    found += self._written(slot, key, other, earliest, latest)
+            if entries is not None:
+                if len(entries) > _FEW:
+                    begin = bisect_left(entries, earliest, key=_time)
+                    entries = entries[begin : bisect_right(entries, latest, key=_time)]
+                found += [entry for entry in entries if earliest <= entry[0] <= latest]
+            if len(found) > 1:
+                found.sort(key=_time)  # those of one time are in order of arrival, wherever they were
+            if found:
+                yield place, found
+
+    def _written(self, slot: int, key: bytes, side: int, earliest: int, latest: int) -> list[Partner]:
+        """The entries of *side* in a slot from *earliest* to *latest*; they have a partner now."""
+        entries = cast("State", self.table.get(slot, key))[side]
+        near = [index for index, entry in enumerate(entries) if earliest <= entry[0] <= latest]
+        partners = [(entries[index][0], entries[index][2]) for index in near]
+        if self._alone[side] and (alone := [index for index in near if not entries[index][1]]):
+            self.table.update(_with_partner, [slot] * len(alone), [key] * len(alone), [(side, at) for at in alone])
+        return partners
+
+    def _keep(
+        self, keys: Sequence[bytes], times: Sequence[int], records: Sequence[Any], unwritten: dict[bytes, list[Partner]]
+    ) -> None:
+        for key, entry in zip(keys, zip(times, records, strict=True), strict=True):
+            entries = unwritten.get(key)
+            if entries is None:
+                unwritten[key] = [entry]
+            elif entries[-1][0] <= entry[0]:
+                entries.append(entry)
+            else:
+                insort(entries, entry, key=_time)
+        self._count_unwritten += len(keys)
+        if self._count_unwritten > UNWRITTEN_MAX:
+            self._drop_over()
+            if self._count_unwritten > UNWRITTEN_MAX // 2:
+                self.settle()
+
+    def _drop_over(self) -> None:
+        """Drop the unwritten entries whose slots are over: no partner can come any more."""
+        fired = self._fired if self.drains else self.watermark
+        self._count_unwritten = 0
+        for side, unwritten in enumerate(self._unwritten):
+            over = fired - self._after[side]
+            rest = {
+                key: left
+                for key, entries in unwritten.items()
+                if (left := [entry for entry in entries if entry[0] > over])
+            }
+            unwritten.clear()
+            unwritten.update(rest)
+            self._count_unwritten += sum(map(len, rest.values()))
+
+    def settle(self) -> None:
+        Joiner.settle(self)
+        self._drop_over()
+        for side, unwritten in enumerate(self._unwritten):
+            keys = list(chain.from_iterable(map(repeat, unwritten, map(len, unwritten.values()))))
+            entries = list(chain.from_iterable(unwritten.values()))
+            self._write(side, keys, [entry[0] for entry in entries], [entry[1] for entry in entries], ())
+            unwritten.clear()
+        self._count_unwritten = 0
+
+    def _write(
+        self, side: int, keys: Sequence[bytes], times: Sequence[int], records: Sequence[Any], paired: Collection[int]
+    ) -> None:
+        """Bring entries into the table; those at the places *paired* have a partner."""
+        after, width = self._after[side], self._width[side]
+        slots = [-(-(time + after) // width) * width for time in times]
+        entries = list(zip(times, map(paired.__contains__, range(len(times))), records, strict=True))
+        self.table.update(_with_right if side else _with_left, slots, keys, entries)
+
+    def _pairs(self, batch: Batch, places: Sequence[int], partners: Sequence[Partner], side: int) -> Batch:
+        """The pairs of the records of *batch* at *places*, one with each of the *partners*."""
+        assert batch.keys is not None
+        assert batch.times is not None
+        keys = self.read_keys([batch.keys[place] for place in places])
+        own, (ats, theirs) = [batch.records[place] for place in places], zip(*partners, strict=True)
+        times = [max(batch.times[place], at) for place, at in zip(places, ats, strict=True)]
+        pairs = list(map(Joined, keys, *((theirs, own) if side else (own, theirs))))
+        return Batch(pairs, [batch.origins[place] for place in places], times=times)
+
+    def _due(self) -> Iterator[Due[Results]]:
+        if self.drains:  # a later run goes on after the last record
+            self.settle()
+        for slot in self.table.slots(self.watermark):
+            groups = self.table.groups(slot)
+            for group in groups if any(self._alone) else ():
+                keys, states = self.table.read(slot, group)
+                for some in self._steps(len(keys)):
+                    own, alone = keys[some], [*self._without_partner(keys[some], states[some])]
+                    yield Due(slot, len(alone), Results(alone, [slot] * len(alone)), len(own), group, own)
+                self.table.drop(slot, (group,))
+            self.table.drop(slot, groups)
+            yield nothing_at(slot, 0 if any(self._alone) else 1)
+
+    def _without_partner(self, keys: Sequence[bytes], states: Sequence[State]) -> Iterator[Joined[Any, Any, Any]]:
+        (left_alone, right_alone), key_of = self._alone, self.read_keys.one
+        for key, (lefts, rights) in zip(keys, states, strict=True):
+            for _, has_partner, record in lefts if left_alone else ():
+                if not has_partner:
+                    yield Joined(key_of(key), record, None)
+            for _, has_partner, record in rights if right_alone else ():
+                if not has_partner:
+                    yield Joined(key_of(key), None, record)
+
+
+_version_turn: Callable[[Any], Any] = itemgetter(0, 1, 2, 3)
+"""By time, topic, partition and offset."""
+EarlyLeft = tuple[int, bytes, str, int, int, int, Any]
+"""(time, key, topic, partition, offset, floor, record) of a left record."""
+_turn: Callable[[EarlyLeft], Any] = itemgetter(0, 1, 2, 3, 4)
+"""By time and key, then by topic, partition and offset, whatever the order of arrival."""
+_SLOT_MS = (1 << 13) - 1
+"""The bits of a time that the slot of a left record has all set: it ends some seconds later."""
+
+
+def _waits(state: State | None, entry: tuple[int, str, int, int, int, Any]) -> State:
+    state = ([], []) if state is None else state
+    state[LEFT].append(entry)
+    return state
+
+
+def _versioned(state: State | None, versions: Sequence[Any]) -> State:
+    return [] if state is None else state[LEFT], [*versions]
+
+
+@dataclass(slots=True)
+class AsOfJoiner(Joiner[AsOf]):
+    """Left records wait in memory, by their times. Most have had their result before the next barrier. Those that wait
+    at one are in the table, too, in slots of some seconds; there, those up to its watermark are over. A key's versions
+    have a slot, by (time, topic, partition, offset).
+
+    A late version counts for records above its floor alone, for the others may have gone. A version is dropped once a
+    later one counts for every record that may still come, and a deletion once no earlier version may come.
+    """
+
+    _new: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
+    """The left records that are in memory alone."""
+    _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
+    """Those that the table has, too."""
+    _begun: list[EarlyLeft] = field(default_factory=list, init=False)
+    """Those of the bucket that a firing is at, in their order."""
+    _count_begun: int = field(default=0, init=False)
+    """How many of these have had their results."""
+    _unwritten: list[EarlyLeft] = field(default_factory=list, init=False)
+    """Those of them that the table does not have."""
+
+    def __post_init__(self) -> None:
+        Joiner.__post_init__(self)
+        table = self.table
+        for slot in table.slots(VERSIONS - 1):
+            for group in table.groups(slot):
+                over = table.watermark(group)
+                for key, (lefts, _) in zip(*table.read(slot, group), strict=True):
+                    self._written.add([cast("EarlyLeft", (time, key, *rest)) for time, *rest in lefts if time > over])
+
+    def left(self, batch: Batch) -> None:
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
+        batch, floors = self._in_time(batch, LEFT)
+        late: tuple[Batch, list[bytes]] | None = None
+        times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
+        if times and not self.are_in_time(batch, min(times)):
+            over = [time <= passed for time, passed in zip(times, self.passed(keys), strict=True)]
+            gone = batch.where(over)
+            late = gone.unkeyed(gone.records), cast("list[bytes]", gone.keys)
+            stays = [not is_over for is_over in over]
+            batch, floors = batch.where(stays), list(compress(floors, stays))
+        self._wait(batch, floors)
+        self.activity.leave(self.id, entered_s, count)
+        if late is not None:
+            self._answer(*late)
+
+    def _wait(self, batch: Batch, floors: Sequence[int]) -> None:
+        assert batch.times is not None
+        assert batch.keys is not None
+        columns = batch.times, batch.keys, *coordinates_of(batch.origins), floors, batch.records
+        self._new.add(list(zip(*columns, strict=True)))
+        if self._new.too_many:
+            self.settle()
+
+    def settle(self) -> None:
+        self._settle_begun()
+        new = self._new.take_all()
+        self._write(new)
+        self._written.add(new)
+
+    def _write(self, new: Sequence[EarlyLeft]) -> None:
+        slots, keys = [one[0] | _SLOT_MS for one in new], [one[1] for one in new]
+        self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
+
+    def _settle_begun(self) -> None:
+        """The table gets those of a bucket that was begun which had no result, and loses those of the last time that
+        had one: those of earlier times are over."""
+        if not self._count_begun:
+            return
+        had, left = self._begun[: self._count_begun], self._begun[self._count_begun :]
+        unwritten = set(map(_turn, self._unwritten))
+        self._write([one for one in left if _turn(one) in unwritten])
+        last = had[-1][0]
+        for key in {one[1] for one in had if one[0] == last}:
+            if (state := self.table.get(last | _SLOT_MS, key)) is not None:
+                gone = {one[2:5] for one in had if one[:2] == (last, key)}
+                lefts = [entry for entry in state[LEFT] if entry[0] != last or tuple(entry[1:4]) not in gone]
+                self.table.put(last | _SLOT_MS, key, (lefts, state[RIGHT]))
+        self.table.advance(last - 1)
+        self._unwritten = []
+
+    def right(self, batch: Batch) -> None:
+        entered_s, count = self.activity.enter(self.id), len(batch.records)
+        batch, floors = self._in_time(batch, RIGHT)
+        times, keys = cast("list[int]", batch.times), cast("list[bytes]", batch.keys)
+        values = _values(batch, changelog=self.join.changelog)
+        keep_ms, oldest = self.join.keep_ms, self._oldest(self._fired)
+        by_key = {key: [*versions] for key, versions in self._versions(keys).items()}
+        ends: dict[tuple[int, bytes], None] = {}
+        since = [max(time, floor + 1) for time, floor in zip(times, floors, strict=True)]
+        arrived = zip(times, *coordinates_of(batch.origins), since, values, strict=True)
+        for key, version in zip(keys, arrived, strict=True):
+            versions = by_key[key]
+            versions.insert(bisect_right(versions, _version_turn(version), key=_version_turn), version)
+            if version[5] is None:  # a slot without records, in which it is dropped
+                ends[max(version[4] + keep_ms, self.watermark) + 1 | _SLOT_MS, key] = None
+        needed = [_needed(versions, oldest) for versions in by_key.values()]
+        self.table.update(_versioned, [VERSIONS] * len(needed), [*by_key], needed)
+        self.table.update(_versioned, [slot for slot, _ in ends], [key for _, key in ends], [()] * len(ends))
+        self.activity.leave(self.id, entered_s, count)
+
+    def _in_time(self, batch: Batch, side: int) -> tuple[Batch, list[int]]:
+        """*batch* without the records that are too late, and the floor of each late one that is left."""
+        assert batch.times is not None
+        if not batch.times or self.are_in_time(batch, min(batch.times)):
+            return batch, [NO_FLOOR] * len(batch.records)
+        keep_ms = self.join.keep_ms
+        pairs = [*zip(batch.times, self.floors(batch), strict=True)]
+        kept = [time + keep_ms > floor for time, floor in pairs]
+        floors = [floor if time <= floor else NO_FLOOR for time, floor in pairs if time + keep_ms > floor]
+        return self.without_late(batch, kept, right=side == RIGHT), floors
+
+    def _versions(self, keys: Iterable[bytes]) -> dict[bytes, Sequence[Any]]:
+        """The versions of each of *keys*, once."""
+        own = [*dict.fromkeys(keys)]
+        states = self.table.get_all(VERSIONS, own)
+        return dict(zip(own, [() if state is None else state[RIGHT] for state in states], strict=True))
+
+    def _oldest(self, watermark: int) -> int:
+        """The earliest time of a record that may still come, at *watermark*."""
+        return max(watermark, NO_WATERMARK + self.join.keep_ms) - self.join.keep_ms + 1
+
+    def _answer(self, late: Batch, keys: Sequence[bytes]) -> None:
+        """Give results for *late* records, whose time is over."""
+        assert late.times is not None
+        values = list(map(_at, map(self._versions(keys).__getitem__, keys), late.times))
+        answers = [
+            Joined(key, record, value)
+            for key, record, value in zip(self.read_keys(keys), late.records, values, strict=True)
+        ]
+        batch = late.of(answers)
+        self.push(batch if self.join.how == "left" else batch.where([value is not None for value in values]))
+
+    def _due(self) -> Iterator[Due[Results]]:
+        watermark, known = min(self.watermark, VERSIONS - 1), dict[bytes, tuple[Any, Sequence[Any]]]()
+        written, new = self._written, self._new
+        for end in sorted({*written.ends(watermark), *new.ends(watermark)}):
+            self._unwritten = new.take(end)
+            self._begun = due = [*written.take(end), *self._unwritten]
+            due.sort(key=_turn)
+            for some in self._steps(len(due)):
+                results, self._count_begun = self._answered(due[some], known), some.stop
+                yield Due(due[some][-1][0], len(results.records), results, some.stop - some.start)
+            self._begun, self._count_begun = [], 0
+        # after a drain, a later run goes on after the last result, in the slot of that
+        over = self._last if self.drains else watermark
+        self.table.advance(over)
+        for slot in self.table.slots(over):
+            groups = self.table.groups(slot)
+            for group in groups:
+                for key in self.table.read(slot, group)[0]:
+                    self._forget(key, watermark)
+                self.table.drop(slot, (group,))
+                yield nothing_at(slot)
+
+    def _answered(self, due: Sequence[EarlyLeft], known: dict[bytes, tuple[Any, Sequence[Any]]]) -> Results:
+        """The results of records that are *due*. *known* are keys that were read, each with its versions."""
+        times, keys, *_, floors, records = zip(*due, strict=True)
+        versions = self._versions(set(keys).difference(known))
+        known.update(zip(versions, zip(self.read_keys([*versions]), versions.values(), strict=True), strict=True))
+        own, versions_of = zip(*map(known.__getitem__, keys), strict=True)
+        values = list(map(_at, versions_of, times))
+        results = list(map(Joined, own, records, values))
+        if self.join.how == "left":
+            return Results(results, times, floors)
+        has_version = [value is not None for value in values]
+        return Results(*(list(compress(column, has_version)) for column in (results, times, floors)))
+
+    def _forget(self, key: bytes, watermark: int) -> None:
+        """Drop a deletion of *key* if no earlier version may come."""
+        versions = self._versions([key])[key]
+        if versions and versions[-1][-1] is None and not _needed(versions, self._oldest(watermark)):
+            self.table.put(VERSIONS, key, None)
+
+
+def _at(versions: Sequence[Any], time: int) -> Any:
+    """The value that counts at *time*."""
+    for version in reversed(versions):
+        if version[4] <= time:
+            return version[5]
+    return None
+
+
+def _needed(versions: Sequence[Any], oldest: int) -> Sequence[Any]:
+    """The versions that count for any record from *oldest* on."""
+    first = next((place for place in range(len(versions) - 1, -1, -1) if versions[place][4] <= oldest), 0)
+    is_over = bool(versions) and versions[first][4] < oldest and versions[first][5] is None
+    return versions[first + is_over :]
+
+
+def _values(batch: Batch, *, changelog: bool) -> list[Any]:
+    return [record.value for record in batch.records] if changelog else batch.records
+
+
+class Lookups(Sides, BatchOperator):
+    """`lookup`: the last version of each key."""
+
+    __slots__ = ()
+    join: Lookup
+    read_keys: KeyReader
+
+    def left(self, batch: Batch) -> None:
+        assert batch.keys is not None
+        entered_s = self.activity.enter(self.id)
+        values = self._found(batch)
+        joined = batch.unkeyed(list(map(Joined, self.read_keys(batch.keys), batch.records, values)))
+        self.activity.leave(self.id, entered_s, len(values))
+        self.push(joined if self.join.how == "left" else joined.where([value is not None for value in values]))
+
+    def right(self, batch: Batch) -> None:
+        entered_s = self.activity.enter(self.id)
+        self._keep(batch, _values(batch, changelog=self.join.changelog))
+        self.activity.leave(self.id, entered_s, 0)
+
+    def _found(self, batch: Batch) -> Sequence[Any]:
+        """The version of the key of each left record."""
+        raise NotImplementedError
+
+    def _keep(self, batch: Batch, values: Sequence[Any]) -> None:
+        """Keep *values*, the versions that the right records of *batch* bring."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class LookupJoiner(Lookups):
+    """`lookup` without ``ttl=``."""
+
+    join: Lookup
+    table: Table[Any]
+    read_keys: KeyReader
+
+    @classmethod
+    def made(cls, node: Node, join: Lookup, table: Table[Any]) -> LookupJoiner:
+        return cls(node.id, join, table, KeyReader(node.id, node.key_type))
+
+    def _found(self, batch: Batch) -> Sequence[Any]:
+        assert batch.keys is not None
+        return list(map(self.table.get, batch.keys))
+
+    def _keep(self, batch: Batch, values: Sequence[Any]) -> None:
+        assert batch.keys is not None
+        self.table.apply(replaced, batch.keys, values)
+
+
+def replaced(_: Any, value: Any) -> tuple[Any, None]:
+    """*value* in place of what was there, without an output."""
+    return value, None
+
+
+OPERATORS: dict[type[Timed], type[Joiner[Any]]] = {IntervalJoin: IntervalJoiner, AsOf: AsOfJoiner}
