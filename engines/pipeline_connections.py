@@ -44,9 +44,8 @@ from exactlyonce.engines.external_checks.preflight import PipelineTopics, check_
 from exactlyonce.engines.external_checks.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_resources import erase_condemned
-from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.plan import Plan, TaskSpec
 from exactlyonce.engines.processes import is_known_dead
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.savepoints.fitting import RestoreTarget, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError

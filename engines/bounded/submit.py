@@ -22,7 +22,7 @@ from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
 from exactlyonce.engines.bounded.unit.messages import UnitFailure
 from exactlyonce.engines.bounded.unit.outgoing import publish
 from exactlyonce.engines.bounded.unit.visible_lanes import read_partition
-from exactlyonce.engines.runtime.users_code import users_traceback
+from exactlyonce.engines.runtime.faults import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]

@@ -25,9 +25,9 @@ from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.cut import WorkerBlocks
+from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.timed_operators import TimedOperator

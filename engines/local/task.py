@@ -41,8 +41,7 @@ from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet, slice_pace
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.cut import Cut, Stopwatch
+from exactlyonce.engines.runtime.cut import Cut, Stopwatch, WorkerBlocks
 from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit

@@ -21,8 +21,7 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.options import StateSettings
-from exactlyonce.engines.plan import Plan, plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import Plan, TaskSpec, plan
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.testing.broker.interface import Error, NoAnswer, Record, TransactionalBroker
 from exactlyonce.testing.broker.model import BrokerModel

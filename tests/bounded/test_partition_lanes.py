@@ -29,8 +29,7 @@ from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import outgoing
 from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFile, StagedFiles, read_outputs
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.pipeline.errors import ConfigError
 
 pytestmark = pytest.mark.broker

@@ -23,8 +23,7 @@ from exactlyonce.engines.bounded.stop_offsets import readings
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import read_lane
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt
 from exactlyonce.pipeline.loading import Loaded
 

@@ -30,10 +30,9 @@ from exactlyonce.engines.bounded.unit.staging import OutputFile
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import by_kind
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.blocks import whole_or_halt
+from exactlyonce.engines.plan import TaskSpec, plan
+from exactlyonce.engines.runtime.cut import whole_or_halt
 from exactlyonce.engines.runtime.in_flight import frames_of, records_by_channel
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded

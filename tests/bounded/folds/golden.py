@@ -17,8 +17,7 @@ from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import read_lane
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.pipeline.loading import Loaded
 
 Outputs = dict[tuple[str, int], list[Any]]
