@@ -16,9 +16,8 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
-from exactlyonce.engines.local.monitoring.page import NOTES, SAMPLES, drawn
-from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
+from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, NOTES, SAMPLES, drawn
+from exactlyonce.engines.local.monitoring.serving import LATE_S, LATE_TIMES, Verdict
 from exactlyonce.engines.pending_output import OPEN, WaitingLook, WaitingOutput
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.durations import shown_duration

@@ -25,8 +25,7 @@ from exactlyonce.checkpoint.requests import FindReferences
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.inputs import Slices
-from exactlyonce.engines.local.pace import Pace
+from exactlyonce.engines.local.inputs import Pace, Slices
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.plan import Plan, TaskSpec, plan
