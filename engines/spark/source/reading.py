@@ -63,7 +63,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.attribution import claims_of
+from exactlyonce.engines.bounded.audit import claims_of
 from exactlyonce.engines.bounded.unit.visible_lanes import Claim
 from exactlyonce.engines.savepoints.retained import chosen_checkpoint
 from exactlyonce.engines.spark.source.read_options import CutOptions

@@ -26,7 +26,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
-from exactlyonce.engines.bounded.submit import in_process, perform, settled
+from exactlyonce.engines.bounded.stages import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.engines.runtime.assembler import Assembler
