@@ -11,7 +11,7 @@ import msgspec
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks.kafka.sink import KafkaSink, encode_key
-from exactlyonce.sinks.values import holds_records
+from exactlyonce.sinks.writer import holds_records
 from exactlyonce.testing.scripted import Crash as ScriptedCrash
 
 T = TypeVar("T")
