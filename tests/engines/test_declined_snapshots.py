@@ -20,7 +20,7 @@ from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import SnapshotDeclined
-from exactlyonce.testing.sink_contract.memory_blocks import MemoryBlocks
+from exactlyonce.testing.sink_contract.hooks import MemoryBlocks
 
 
 class LateBlocks(MemoryBlocks):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from exactlyonce.testing.simulation.clients import Steps
     from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
-    from exactlyonce.testing.simulation.processes import Process
+    from exactlyonce.testing.simulation.world import Process
 
 R = TypeVar("R")
 

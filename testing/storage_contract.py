@@ -1,6 +1,24 @@
-"""The contract of every block storage; see the package.
+"""Contract tests, to inherit from, for a block storage: the behaviour that checkpoints and restarts rely on.
 
-A test has one place for blocks, empty at first, and any number of storages of it, each as in its own process.
+Each test is a case, told in its docstring, that has lost a checkpoint or leaked blocks; its failure says what the
+storage does wrong. A test has one place for blocks, empty at first, and any number of storages of it, each as in its
+own process.
+
+```python
+from exactlyonce.testing.storage_contract import BlockStorageContract
+
+class TestMyStorage(BlockStorageContract):
+    beginning = (0,)
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path):
+        self.folder = tmp_path
+
+    def storage(self):
+        return FolderStorage(self.folder)
+```
+
+May import what `testing` may import.
 """
 
 from __future__ import annotations

@@ -1,7 +1,21 @@
-"""The contract of every source; see the package.
+"""Contract tests, to inherit from, for a source: the behaviour that barriers, restarts and bounded work rely on.
 
-A test has one place to read, with `SPLITS` splits that are empty at first, and any number of readers, each as in its
-own process. The text of a record is its split and number.
+Each test is a way, told in its docstring, in which some source has lost or doubled records; its failure says what the
+source does wrong. A test has one place to read, with `SPLITS` splits that are empty at first, and any number of
+readers, each as in its own process. Records are texts: their split and number.
+
+```python
+from exactlyonce.testing.source_contract import SourceContract
+
+class TestMySource(SourceContract):
+    def source(self):
+        return MySource(self.place, value=str)
+
+    def append(self, split, texts):
+        self.place.write(split, texts)
+```
+
+May import what `testing` may import.
 """
 
 from __future__ import annotations
