@@ -203,7 +203,7 @@ class LineOfProgress:
         self._show()
 
     def units(self, stage: str, done: int, units: int) -> None:
-        """Show the units of a stage, as `engines.bounded.submit.UnitsDone`."""
+        """Show the units of a stage, as `engines.bounded.stages.UnitsDone`."""
         self._stage = f"{stage}, {done:,} of {counted(units, 'unit')}"
         self._show()
 

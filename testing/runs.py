@@ -28,7 +28,7 @@ from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink, encode_key
-from exactlyonce.sinks.values import holds_records
+from exactlyonce.sinks.writer import holds_records
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 from exactlyonce.testing.scripted import Crash as ScriptedCrash
 

@@ -111,7 +111,7 @@ def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """The outputs of an interval, staged. They are compared and written again by lane; see `unit.lanes`."""
+    """The outputs of an interval, staged. They are compared and written again by lane; see `unit.staging`."""
 
     manifest: Manifest
     files: Mapping[str, Sequence[OutputFile]]
@@ -320,7 +320,7 @@ class ExpectedLane(msgspec.Struct, frozen=True):
     checkpoint: int
     lane: int
     by_partition: bool
-    """Whether the lane is a partition; see `unit.lanes`."""
+    """Whether the lane is a partition; see `unit.staging`."""
     outputs: StagedFile
     """A message with the `OutputFile` of each subtask, in order."""
 

@@ -25,8 +25,7 @@ from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
 from exactlyonce.sinks.files.place import Place
-from exactlyonce.sinks.files.staging import Rolling, StagedFiles, drop_older
-from exactlyonce.sinks.files.writer import FilesWriter
+from exactlyonce.sinks.files.writer import FilesWriter, Rolling, StagedFiles, drop_older
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
 

@@ -1,6 +1,7 @@
 """The records of an aborted transaction in a new one: verbatim from the log (copy repair), or computed again.
 
-Invariant: a committable is returned only if the broker's counts of the new transaction equal those of the lost one,
+Apart from `open_transaction`, for a worker does without the client that reads logs. Invariant: a committable is
+returned only if the broker's counts of the new transaction equal those of the lost one,
 partition by partition. Nothing is committed here.
 """
 

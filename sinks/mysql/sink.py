@@ -14,8 +14,7 @@ from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up, shown_reference
 from exactlyonce.sinks.sql.fields import kind_name
-from exactlyonce.sinks.sql.sink import TableSink
-from exactlyonce.sinks.sql.table import row_fields
+from exactlyonce.sinks.sql.table import TableSink, row_fields
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -88,10 +87,10 @@ class MySQLSink(TableSink[T], Generic[T]):
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce."""
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
-            from exactlyonce.sinks.mysql.grants import statements
+            from exactlyonce.sinks.mysql.store import grant_statements
 
         place = f"the database of {shown_reference(self.dsn)}"
-        return Grants(place, CLIENT, tuple(statements(self, user, creates=creates and self.create)))
+        return Grants(place, CLIENT, tuple(grant_statements(self, user, creates=creates and self.create)))
 
     def store(self, type_: Any) -> Store:
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):

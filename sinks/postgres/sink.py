@@ -14,7 +14,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, shown_reference
-from exactlyonce.sinks.sql.sink import TableSink
+from exactlyonce.sinks.sql.table import TableSink
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -96,10 +96,10 @@ class PostgresSink(TableSink[T], Generic[T]):
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce. Without *schema* the table's is `public`."""
         with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
-            from exactlyonce.sinks.postgres.grants import statements
+            from exactlyonce.sinks.postgres.store import grant_statements
 
         place = f"the database of {shown_reference(self.dsn)}"
-        return Grants(place, "psql", tuple(statements(self, user, creates=creates and self.create)))
+        return Grants(place, "psql", tuple(grant_statements(self, user, creates=creates and self.create)))
 
     def store(self, type_: Any) -> Store:
         with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):

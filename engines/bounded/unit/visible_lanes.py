@@ -96,7 +96,7 @@ COMMON = 0
 Place = tuple[str, int]
 """Topic and partition."""
 SinkLane = tuple[int, str, int]
-"""Checkpoint, sink, and lane: see `unit.lanes`."""
+"""Checkpoint, sink, and lane: see `unit.staging`."""
 
 
 class Claim(NamedTuple):
