@@ -32,7 +32,7 @@ from exactlyonce.engines.pending_output import (
 from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted, shown_bytes
-from exactlyonce.views.unclaimed_blocks import BlockSurvey, survey
+from exactlyonce.views.checkpoints import BlockSurvey, survey
 
 
 class WaitingView(NamedTuple):

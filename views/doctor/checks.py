@@ -49,9 +49,9 @@ from exactlyonce.pipeline.sizes import counted, shown_bytes
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.views import rights
+from exactlyonce.views.checkpoints import BlockSurvey, needed_blocks, survey
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings, Subject
 from exactlyonce.views.rights import CLUSTER, GROUP, Right, rights_of
-from exactlyonce.views.unclaimed_blocks import BlockSurvey, needed_blocks, survey
 
 MESSAGE_BYTES_MAX = 1_000_000
 """The largest record that a producer of librdkafka sends, unless told otherwise."""

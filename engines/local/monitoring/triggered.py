@@ -15,6 +15,8 @@ from exactlyonce.checkpoint.records.manifest import SubtaskStats
 
 CHECKPOINTS = 60
 """How many are kept."""
+RUNNING, COMPLETED, ABORTED = "running", "completed", "aborted"
+"""The outcomes of a checkpoint, as the page and spans have them."""
 _CHECKPOINT = re.compile(r"\bcheckpoint (\d+)\b")
 
 
@@ -23,8 +25,7 @@ class TriggeredCheckpoint(msgspec.Struct, omit_defaults=True):
 
     id: int
     triggered_ms: int
-    outcome: str = "running"
-    """running, completed or aborted"""
+    outcome: str = RUNNING
     subtasks: list[SubtaskStats] = []
     """Those that have acknowledged it, in that order."""
     event: Mapping[str, Any] = {}
@@ -47,7 +48,7 @@ class TriggeredCheckpoints:
             case "note", _:
                 return self._noted(event)
             case "checkpoint", _ if known is not None:
-                known.outcome, known.event = "completed", dict(event)
+                known.outcome, known.event = COMPLETED, dict(event)
                 return [known]
             case "step", "deployed":  # what the last workers were at will never be complete
                 return self._abort(self.by_number.values(), event["at_ms"])
@@ -68,7 +69,7 @@ class TriggeredCheckpoints:
         return self._abort(named, note["at_ms"]) if "aborted" in text else []
 
     def _abort(self, checkpoints: Iterable[TriggeredCheckpoint], at_ms: int) -> list[TriggeredCheckpoint]:
-        running = [known for known in checkpoints if known.outcome == "running"]
+        running = [known for known in checkpoints if known.outcome == RUNNING]
         for known in running:
-            known.outcome, known.aborted_ms = "aborted", at_ms
+            known.outcome, known.aborted_ms = ABORTED, at_ms
         return running
