@@ -34,8 +34,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.connectors.confluent import NOW
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
 from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import ConfigError, require
