@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock, TopicInfo, indexes_of, named_by
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
-from exactlyonce.connectors.blocks.storage import file_storage
+from exactlyonce.connectors.block_files import file_storage
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.runtime.in_flight import blocks_of

@@ -8,7 +8,7 @@ after that, so that no decision can come in between. Output of an incarnation th
 
 A commit is a short incarnation of a coordinator that finishes the newest checkpoint; a mere EndTxn would not do. A
 living coordinator may record a repair for a transaction that the broker has aborted. A late marker would then make
-visible what the repair replaced. So the decision log is taken over first; see docs/design/short-incarnations.md. It is
+visible what the repair replaced. So the decision log is taken over first; see docs/design/commit.md. It is
 refused while a coordinator shows signs of life, unless it is taken over, and if one has begun meanwhile. Only
 `Leader.finish_decided` ends anything. Nothing is changed if nothing is left to finish, or if the store of a decided
 sink is not known.

@@ -193,7 +193,7 @@ class BlockRef(msgspec.Struct, frozen=True, gc=False):
     """The place of a block in the checkpoint topic, and proof that it is the block that was written.
 
     In other storages key and SHA-256 are its place, and partition and offset the same for all; see
-    `connectors.blocks.names`.
+    `connectors.block_files`.
     """
 
     partition: int

@@ -6,7 +6,7 @@ transaction is named by no durable record, or a durable repair stands in for it;
 committed in their order, so that a repair never lands after a later one. The live commit, recovery and Spark run these
 same lines.
 
-Markers end a transaction in each of its partitions; a broker may lose them (docs/design/lost-markers.md). Invariants of
+Markers end a transaction in each of its partitions; a broker may lose them (docs/design/repair.md). Invariants of
 markers: a transaction counts as ended only once no partition shows it as open; a lost marker is written again with the
 verdict of the durable record, by a transaction without records under the id's present epoch. That epoch was asked for
 before a partition showed the marker as lost: an id that has gone on since has another one.
@@ -304,9 +304,9 @@ def sweep(
     """Abort and fence every transactional id of older attempts, in whatever state; returns how many.
 
     Ids of attempts below *fenced_below* (incarnation, attempt) are left alone once complete, so that they expire; see
-    docs/design/sink-transactions.md. Ids in *protected* are named by a durable record and not touched; no
-    *fenced_below* follows from such a sweep. In the partitions *outputs* none of the others is open in the end, even if
-    the broker has lost markers.
+    docs/design/commit.md. Ids in *protected* are named by a durable record and not touched; no *fenced_below* follows
+    from such a sweep. In the partitions *outputs* none of the others is open in the end, even if the broker has lost
+    markers.
     """
     fenced: set[str] = set()
     names: dict[int, str] = {}
@@ -352,7 +352,7 @@ def sweep(
 def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedure[None]:
     """Wait until no transaction of a coordinator's id is open in *partitions* and no producer of it can begin another.
 
-    See docs/design/decision-log.md. A transaction whose commit was never asked for is aborted. Invariants: nobody acts
+    See docs/design/decision.md. A transaction whose commit was never asked for is aborted. Invariants: nobody acts
     upon a decision, or begins another, before readers see it. So at most one lacks its markers, and either end is
     right, if it is the same in every partition. It gets the end that the id shows, at the epoch that the id shows.
     """

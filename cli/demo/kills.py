@@ -21,7 +21,7 @@ from typing import Any
 
 from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.cli.demo.feeding import Feeder
-from exactlyonce.connectors.embedded.child import dying_with_parent
+from exactlyonce.connectors.embedded.programs import dying_with_parent
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ExactlyOnceError

@@ -14,7 +14,7 @@ barriers, and they need no room in a closed channel.
 
 A barrier that overtakes takes its snapshot when it is due, wherever the barriers in the channels are, and without room
 for outputs. Earlier records that are not taken yet are captured, and count for the next interval. See
-docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backpressure.md.
+docs/design/unaligned-checkpoints.md and docs/design/backpressure.md.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ import msgspec
 from fastavro import parse_schema, reader, writer
 
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
 from exactlyonce.engines.savepoints.contents import (
     LoopEntry,
     Saved,

@@ -14,8 +14,7 @@ from bounded import Fed, catch_up, drive
 from hdfs_server import HdfsServer
 from waiting import until
 
-from exactlyonce.connectors.filestore.store import FileStore
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import FileStore, store_at
 from exactlyonce.engines.bounded import workplace as workplaces
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import locations

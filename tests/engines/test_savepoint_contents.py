@@ -13,7 +13,7 @@ import pytest
 from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint.records.manifest import ChannelLog
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore import local
 from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines.runtime.batch import Batch

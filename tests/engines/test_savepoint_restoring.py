@@ -18,7 +18,7 @@ from blank_manifest import blank_manifest
 from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight

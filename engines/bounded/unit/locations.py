@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
 from exactlyonce.pipeline.errors import ConfigError
 
 STAGING = "The staging folder"
