@@ -19,8 +19,10 @@ from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
 from exactlyonce.engines.local.monitoring.page import (
+    ABORTED,
+    CHECKPOINTS,
+    COMPLETED,
     NOTES,
     SAMPLES,
     CheckpointDetails,
@@ -31,7 +33,7 @@ from exactlyonce.engines.local.monitoring.page import (
     ShownWatermark,
     drawn,
 )
-from exactlyonce.engines.local.monitoring.triggered import ABORTED, CHECKPOINTS, COMPLETED
+from exactlyonce.engines.local.monitoring.serving import LATE_S, LATE_TIMES, Verdict
 from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.durations import shown_duration

@@ -35,9 +35,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
-from exactlyonce.engines.runtime.cut import flush
-from exactlyonce.engines.runtime.steps import finish
+from exactlyonce.engines.runtime.cut import StagedBlocks, WorkerBlocks, finish, flush
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Position, SparkJob, Tally, tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget
