@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.restart import STRATEGIES
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.main import parser
 from exactlyonce.engines.events import LEVELS
-from exactlyonce.engines.local.monitoring.metrics import METRICS
+from exactlyonce.engines.local.monitoring.serving import METRICS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings, settings_of_bounded_work
 from exactlyonce.pipeline.settings import CHOICE, FLAG, Declared, declared
 

@@ -28,9 +28,8 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.records.storage_url import storage_url
 from exactlyonce.engines.options import Restoration
-from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.cut import Steps, SubtaskBlocks, WorkerBlocks, finish
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.steps import Steps, finish
 from exactlyonce.engines.savepoints.contents import (
     Saved,
     SavedOperator,

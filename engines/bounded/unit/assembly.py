@@ -40,14 +40,12 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.cut import WorkerBlocks, finish
+from exactlyonce.engines.runtime.faults import Notes, place_of
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator, Shuffle
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.steps import finish
-from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
