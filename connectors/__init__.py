@@ -38,3 +38,6 @@ __all__ = [
     "SplitSource",
     "require_reached",
 ]
+
+DATABASES = (PostgresTableSource, MySQLTableSource)
+"""The databases; the first one also has connection strings that are no URLs."""

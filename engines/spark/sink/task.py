@@ -29,6 +29,7 @@ from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import TopicInfo, TransactionalId
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
@@ -62,7 +63,6 @@ ATTEMPT = "0"
 """The attempt of all transactions of tasks, before Spark's count; repairs have the next."""
 SLOTS_ASKED = 4
 SLOTS_MAX = 64
-FREE = ("CompleteCommit", "CompleteAbort", "Dead")
 BATCHES_AHEAD = 8
 """Batches taken from Spark while the producer is made."""
 WAIT_S = 0.05
@@ -166,7 +166,7 @@ def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnati
         slots = range(first, first + SLOTS_ASKED)
         names = [str(TransactionalId(sink_id, SINK, partition, incarnation, attempt, str(slot))) for slot in slots]
         for name, state in transactions.describe(names).items():
-            if state is None or state.state in FREE:
+            if state is None or state.state in TxnState.ENDED:
                 return name
     raise SinkFailed(f"sink {sink_id!r}: {SLOTS_MAX} runs of task {partition} have left transactions open")
 
