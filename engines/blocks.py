@@ -30,8 +30,8 @@ from exactlyonce.engines.runtime.in_flight import blocks_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.state.index import decode_index
 
 
 def block_storage(

@@ -26,9 +26,9 @@ from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState, Save
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import LogicalGraph, Node
+from exactlyonce.state.backend import require_meaning
 from exactlyonce.state.errors import DamagedState, StateIncompatible
 from exactlyonce.state.key_groups import group_range
-from exactlyonce.state.restore import require_meaning
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.state.state_type import StateType
 

@@ -55,8 +55,7 @@ from exactlyonce.pipeline.errors import ConfigError, require
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
-from exactlyonce.state.chain import Chain
-from exactlyonce.state.index import IndexHead, encode_index
+from exactlyonce.state.chain import Chain, IndexHead, encode_index
 from exactlyonce.state.key_groups import group_range, subtask_of
 from exactlyonce.state.slots import TableTimes, unpacked_slot
 
