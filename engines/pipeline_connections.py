@@ -46,8 +46,7 @@ from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_resources import erase_condemned
 from exactlyonce.engines.plan import Plan, TaskSpec
 from exactlyonce.engines.processes import is_known_dead
-from exactlyonce.engines.savepoints.fitting import RestoreTarget, require_readable
-from exactlyonce.engines.savepoints.restoring import Restoring
+from exactlyonce.engines.savepoints.restoring import RestoreTarget, Restoring, require_readable
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference

@@ -21,9 +21,15 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.cut import SubtaskBlocks, WorkerBlocks, finish
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.savepoints import exported
-from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import (
+    KeptEntry,
+    LoopEntry,
+    Saved,
+    SavedLoop,
+    SavedOperator,
+    TopicSavepoint,
+)
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint, export, remove
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
