@@ -41,9 +41,8 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.connections import Connections, short_incarnation
 from exactlyonce.engines.external_checks.stores import PipelineStores
-from exactlyonce.engines.maintenance_leader import short_incarnation
 from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, StoreError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph

@@ -29,7 +29,7 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind, check_operators
 from exactlyonce.engines.plan import TaskSpec, plan
-from exactlyonce.engines.savepoints.fitting import require_readable
+from exactlyonce.engines.savepoints.restoring import require_readable
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded

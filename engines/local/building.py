@@ -20,8 +20,7 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
 from exactlyonce.connectors.source import Readable, ReaderContext
-from exactlyonce.engines.backends import state_backend
-from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.blocks import block_storage, state_backend
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, LoopChannel, Pipe, SocketChannel
 from exactlyonce.engines.local.inputs import (

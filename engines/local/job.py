@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.events import Decided, Verdict
 from exactlyonce.checkpoint.leader import UNTOLD, UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.records.manifest import Failure, Manifest
 from exactlyonce.checkpoint.requests import Procedure, TransactionState, TxnState
-from exactlyonce.checkpoint.restart import RestartStrategy
+from exactlyonce.checkpoint.settings import RestartStrategy
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages

@@ -19,11 +19,11 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol
 
-from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Clients, KafkaClients, WorkerParts, build
 from exactlyonce.engines.local.channels import PeerGone
 from exactlyonce.engines.local.inputs import GATHER_S, SourceTrigger, snapshot_budget_s
+from exactlyonce.engines.processes import collecting_rarely
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.faults import place_of
 from exactlyonce.engines.runtime.watermarks import Barrier

@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
-from exactlyonce.engines.backends import in_memory
+from exactlyonce.engines.blocks import in_memory
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, UnitPlace
 from exactlyonce.engines.bounded.unit.ordering import (
