@@ -15,11 +15,14 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
 from exactlyonce.engines.local.monitoring.page import (
+    ABORTED,
+    CHECKPOINTS,
+    COMPLETED,
     NOTES,
     SAMPLES,
     CheckpointDetails,
@@ -30,8 +33,8 @@ from exactlyonce.engines.local.monitoring.page import (
     ShownWatermark,
     drawn,
 )
-from exactlyonce.engines.local.monitoring.triggered import ABORTED, CHECKPOINTS, COMPLETED
-from exactlyonce.engines.pending_output import OPEN, WaitingLook, WaitingOutput
+from exactlyonce.engines.local.monitoring.serving import LATE_S, LATE_TIMES, Verdict
+from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
@@ -98,7 +101,8 @@ class Watch:
         rate = _rate(seen) if state == RUNNING else 0
         figures = {"records_per_s": rate, "lag": None, "open_transactions": None}
         if as_of_ms is not None:
-            figures["lag"], figures["open_transactions"] = sum(lags), sum(output.state in OPEN for output in waiting)
+            figures["lag"] = sum(lags)
+            figures["open_transactions"] = sum(output.state in TxnState.OPEN for output in waiting)
         if self._letters:
             counts = [_records_by_sink(view.manifest) for view in seen]
             figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)

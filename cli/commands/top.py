@@ -141,7 +141,7 @@ def _count(number: int | None) -> str:
 
 
 def _checkpoints(done: list[ShownCheckpoint]) -> Iterator[tuple[str, ...]]:
-    from exactlyonce.engines.local.monitoring.triggered import ABORTED
+    from exactlyonce.engines.local.monitoring.page import ABORTED
 
     for each in reversed(done):
         number, took = str(each.id), f"{each.duration_ms or 0:,} ms"

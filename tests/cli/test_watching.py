@@ -16,8 +16,7 @@ from rich.console import Console
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.cli.commands.top import bars, drawn
 from exactlyonce.connectors.embedded.broker import free_port
-from exactlyonce.engines.local.monitoring.page import PipelineState
-from exactlyonce.engines.local.monitoring.waiting import WaitingNow
+from exactlyonce.engines.local.monitoring.page import PipelineState, WaitingNow
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S

@@ -19,10 +19,8 @@ from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.messages import WatermarkOf
-from exactlyonce.engines.local.monitoring.health import Health
-from exactlyonce.engines.local.monitoring.page import Page
-from exactlyonce.engines.local.monitoring.serving import Asked, serving
-from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
+from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, Page
+from exactlyonce.engines.local.monitoring.serving import Asked, Health, serving
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.sinks import KafkaSink

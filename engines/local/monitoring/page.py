@@ -1,16 +1,18 @@
 """A page about a run, for a browser: is it well, what is slow, what happened. It needs nothing from the network.
 
 `page.html` asks for `state.json?after=VERSION`, which is answered once there is another version, and for
-`checkpoint.json?id=N` when a checkpoint is opened.
+`checkpoint.json?id=N` when a checkpoint is opened. Invariant: the last `CHECKPOINTS` are kept, as the run's events tell
+of them; one that has ended, completed or aborted, changes no more but for its notes.
 """
 
 from __future__ import annotations
 
 import base64
 import copy
+import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,81 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.manifest import slowest, slowest_first
+from exactlyonce.checkpoint.records.manifest import SubtaskStats, slowest, slowest_first
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.local.messages import Progress, WatermarkOf
-from exactlyonce.engines.local.monitoring.health import Health
-from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Paths
-from exactlyonce.engines.local.monitoring.triggered import COMPLETED, TriggeredCheckpoint, TriggeredCheckpoints
+from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Health, Paths
 from exactlyonce.engines.local.reporting import Reporter
+from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+
+CHECKPOINTS = 60
+"""How many are kept."""
+RUNNING, COMPLETED, ABORTED = "running", "completed", "aborted"
+"""The outcomes of a checkpoint, as the page and spans have them."""
+_CHECKPOINT = re.compile(r"\bcheckpoint (\d+)\b")
+
+
+class TriggeredCheckpoint(msgspec.Struct, omit_defaults=True):
+    """A checkpoint that was triggered in this run. Times are in milliseconds since 1970."""
+
+    id: int
+    triggered_ms: int
+    outcome: str = RUNNING
+    subtasks: list[SubtaskStats] = []
+    """Those that have acknowledged it, in that order."""
+    event: Mapping[str, Any] = {}
+    """Its event, once it is completed."""
+    aborted_ms: int = 0
+    notes: list[str] = []
+    """What was said about it."""
+
+
+class TriggeredCheckpoints:
+    """Those of one run, by number."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, TriggeredCheckpoint] = {}
+
+    def event(self, event: Mapping[str, Any]) -> list[TriggeredCheckpoint]:
+        """Take in an event of the run. Gives the checkpoints that it ended."""
+        known = self.by_number.get(event.get("checkpoint", -1))
+        match event["event"], event.get("step"):
+            case "note", _:
+                return self._noted(event)
+            case "checkpoint", _ if known is not None:
+                known.outcome, known.event = COMPLETED, dict(event)
+                return [known]
+            case "step", "deployed":  # what the last workers were at will never be complete
+                return self._abort(self.by_number.values(), event["at_ms"])
+            case "step", "triggered":
+                self.by_number[event["checkpoint"]] = TriggeredCheckpoint(event["checkpoint"], event["at_ms"])
+                while len(self.by_number) > CHECKPOINTS:
+                    del self.by_number[min(self.by_number)]
+            case "step", "acknowledged" if known is not None:
+                figures = {name: event[name] for name in SubtaskStats.__struct_fields__ if name in event}
+                known.subtasks.append(SubtaskStats(**figures, subtask=event["worker"]))
+        return []
+
+    def _noted(self, note: Mapping[str, Any]) -> list[TriggeredCheckpoint]:
+        text = note["text"]
+        named = [self.by_number[number] for number in {*map(int, _CHECKPOINT.findall(text))} & self.by_number.keys()]
+        for known in named:
+            known.notes.append(text)
+        return self._abort(named, note["at_ms"]) if "aborted" in text else []
+
+    def _abort(self, checkpoints: Iterable[TriggeredCheckpoint], at_ms: int) -> list[TriggeredCheckpoint]:
+        running = [known for known in checkpoints if known.outcome == RUNNING]
+        for known in running:
+            known.outcome, known.aborted_ms = ABORTED, at_ms
+        return running
+
 
 SAMPLES, NOTES = 240, 100
 """How many of each are kept."""
@@ -445,3 +511,43 @@ def _shown(known: TriggeredCheckpoint) -> ShownCheckpoint:
     if known.aborted_ms:
         figures["duration_ms"] = known.aborted_ms - known.triggered_ms
     return ShownCheckpoint(id=known.id, triggered_ms=known.triggered_ms, outcome=known.outcome, **figures)
+
+
+LOOK_INTERVAL_MS = 1_000
+TIMEOUT_MS = 5_000
+
+
+class WaitingNow:
+    """Looks from a thread of its own, so that nobody waits for it: an answer has what was seen last."""
+
+    def __init__(self, config: ClientConfig, pipeline: str, clock: Clock) -> None:
+        self._log, self._waiting = LogFollower(config, pipeline), WaitingLook(config, pipeline, TIMEOUT_MS)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due_ms = 0
+        self._thread: threading.Thread | None = None
+        self._seen: list[WaitingOutput] = []
+
+    def figures(self) -> list[dict[str, Any]]:
+        """See `WaitingOutput.figures`. From any thread."""
+        with self._lock:
+            if self._clock.monotonic_ms() >= self._due_ms and (self._thread is None or not self._thread.is_alive()):
+                self._due_ms = self._clock.monotonic_ms() + LOOK_INTERVAL_MS
+                self._thread = threading.Thread(target=self._look, name="waiting output", daemon=True)
+                self._thread.start()
+            return [output.figures(self._clock.now_ms()) for output in self._seen]
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        if self._thread is not None:
+            self._thread.join()
+        self._log.close()
+        self._waiting.close()
+
+    def _look(self) -> None:
+        try:
+            seen = self._waiting.look(self._log.look())
+        except ExactlyOnceError:  # a broker is away; the run itself says so
+            seen = []
+        with self._lock:
+            self._seen = seen

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.engines.local.monitoring.triggered import COMPLETED, TriggeredCheckpoint, TriggeredCheckpoints
+from exactlyonce.engines.local.monitoring.page import COMPLETED, TriggeredCheckpoint, TriggeredCheckpoints
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.pipeline.extras import needing
 
