@@ -14,6 +14,8 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, UnreadableBlock
 from exactlyonce.checkpoint.kept_blocks import first_places
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode
@@ -34,6 +36,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, foun
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references, references_or_why
+from exactlyonce.engines.local.monitoring.page import AbortedCheckpoint
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import require_savepoint
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, TopicError
@@ -118,6 +121,19 @@ def _answer_or_why(storage: str, history: History, look: Callable[[], R]) -> R |
         raise
 
 
+class Phases(msgspec.Struct, kw_only=True):
+    """The times of a checkpoint and of its subtasks; None is not known."""
+
+    decided_at_ms: int | None
+    committed_at_ms: int | None
+    slowest: str
+    """The slowest subtask, in words."""
+    subtasks: list[dict[str, Any]]
+    """See `SubtaskStats.figures`; the slowest comes first."""
+    aborted: list[AbortedCheckpoint]
+    """The aborted checkpoints before it."""
+
+
 @dataclass(frozen=True)
 class CheckpointView:
     manifest: Manifest
@@ -152,22 +168,19 @@ class CheckpointView:
         return CheckpointStats(self.manifest.checkpoint)
 
     @cached_property
-    def phases(self) -> dict[str, Any]:
-        """`stats` for a program or a page, with the times of the whole; None is not known. The slowest comes first."""
-        manifest, mark = self.manifest, self.finalized
-        return {
-            "decided_at_ms": (mark.decided_at_ms if mark is not None else 0) or None,
-            "committed_at_ms": mark.at_ms if mark is not None else None,
-            "slowest": slowest(self.stats.subtasks),
-            "subtasks": [stats.figures for stats in slowest_first(self.stats.subtasks)],
-            "aborted": [
-                {
-                    "checkpoint": aborted.checkpoint, "triggered_at_ms": manifest.triggered_at_ms - aborted.before_ms,
-                    "lasted_ms": aborted.lasted_ms, "reason": aborted.reason,
-                }
-                for aborted in self.stats.aborted
+    def phases(self) -> Phases:
+        """`stats` for a program or a page, with the times of the whole."""
+        mark, stats, triggered_at_ms = self.finalized, self.stats, self.manifest.triggered_at_ms
+        return Phases(
+            decided_at_ms=(mark.decided_at_ms if mark is not None else 0) or None,
+            committed_at_ms=mark.at_ms if mark is not None else None,
+            slowest=slowest(stats.subtasks),
+            subtasks=[subtask.figures for subtask in slowest_first(stats.subtasks)],
+            aborted=[
+                AbortedCheckpoint(each.checkpoint, triggered_at_ms - each.before_ms, each.lasted_ms, each.reason)
+                for each in stats.aborted
             ],
-        }  # fmt: skip
+        )
 
     def fate(self, name: str) -> str:
         """The fate of one of its committables, by transactional id or name."""

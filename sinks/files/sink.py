@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeVar
 
-from exactlyonce.connectors.filestore.urls import path_problems
+from exactlyonce.connectors.filestore.store import path_problems
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE, StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Committable, Written
-from exactlyonce.checkpoint.requests import ListedTransaction
+from exactlyonce.checkpoint.requests import ListedTransaction, TxnState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log, RecordsGone
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -72,7 +72,7 @@ def write_again(
 
 def _abandoned(transactions: Transactions, transactional_id: str, why: str) -> str:
     """*why*, after an abort of the new transaction."""
-    transactions.abort_listed([ListedTransaction(transactional_id, -1, "Ongoing")])
+    transactions.abort_listed([ListedTransaction(transactional_id, -1, TxnState.ONGOING)])
     return why
 
 

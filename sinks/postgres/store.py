@@ -11,8 +11,7 @@ from typing import Any
 
 from psycopg import sql
 
-from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.refusals import LockHeld
+from exactlyonce.connectors.postgres.connection import Limits, LockHeld, PostgresConnection
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import StoreUnavailable

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
+from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
@@ -100,13 +100,11 @@ def column_problems(
             yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"
 
 
-class TableSink(WriteAheadSink[T]):
+class TableSink(DatabaseTable, WriteAheadSink[T]):
     """The description of a table as a write-ahead sink, whatever the dialect."""
 
     place_kind: ClassVar[str]
     """Schema or database: the ledger lies in that of the table."""
-    table: str
-    dsn: str
     mode: str
     key: tuple[str, ...]
     create: bool
@@ -115,10 +113,6 @@ class TableSink(WriteAheadSink[T]):
     @abstractmethod
     def name_problems(self) -> Iterator[str]:
         """The problems of the table's name."""
-
-    @abstractmethod
-    def dsn_problems(self) -> Iterator[str]:
-        """The problems of a *dsn* that is written out."""
 
     @property
     def shown(self) -> str:
@@ -141,12 +135,7 @@ class TableSink(WriteAheadSink[T]):
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the arguments, and of the type as rows of a table."""
         yield from self.name_problems()
-        if not isinstance(self.dsn, str) or not self.dsn:
-            yield 'dsn= is not set: say where the connection string is: dsn="env:ORDERS_DSN", or file:/path'
-        elif problem := reference_problem(self.dsn):
-            yield f"dsn={self.dsn!r}: {problem}"
-        elif not is_reference(self.dsn):
-            yield from self.dsn_problems()
+        yield from self.dsn_problems()
         wrong = list(description_problems(self.mode, self.key, self.create))
         yield from wrong
         if self.commit != WRITE_AHEAD:

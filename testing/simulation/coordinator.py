@@ -23,8 +23,8 @@ from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Committable, Manifest, indexes_of, named_by
 from exactlyonce.checkpoint.requests import Answered, EndAnswer, Fate, Producer, WriteAnswer
-from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.settings import DELETE as DELETES
+from exactlyonce.checkpoint.settings import ExponentialDelay
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import WRITE_ANSWERS
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topic, Topics

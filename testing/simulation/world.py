@@ -25,13 +25,11 @@ from exactlyonce.checkpoint.requests import FindReferences
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.inputs import Slices
-from exactlyonce.engines.local.pace import Pace
+from exactlyonce.engines.local.inputs import Pace, Slices
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.options import StateSettings
-from exactlyonce.engines.plan import Plan, plan
+from exactlyonce.engines.plan import Plan, TaskSpec, plan
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, class_name, is_fatal
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.testing.broker.interface import Error, NoAnswer, Record, TransactionalBroker

@@ -42,7 +42,7 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
 from exactlyonce.connectors.kafka.visible import scan_to_cut, visible_runs
-from exactlyonce.engines.bounded.audit.attribution import claims_of
+from exactlyonce.engines.bounded.audit import claims_of
 from exactlyonce.engines.bounded.unit.visible_lanes import Claim
 from exactlyonce.engines.savepoints.retained import chosen_checkpoint
 from exactlyonce.engines.spark.source.read_options import Bound, CutOptions, ReadOptions

@@ -21,7 +21,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.replay.recompute import (
+from exactlyonce.engines.bounded.recompute import (
     Recomputed,
     interval_of,
     partition_counts,
@@ -29,7 +29,7 @@ from exactlyonce.engines.bounded.replay.recompute import (
     topic_of,
 )
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.submit import Executors, WorkListener
+from exactlyonce.engines.bounded.stages import Executors, WorkListener
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline import sizes
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError

@@ -2,7 +2,8 @@
 
 Invariants: the manifest's own subtasks read exactly the records between the two Sn, along its order logs, on the state
 of its base; in-flight records of the base go first, those of the end are left out; no block, transaction or lease; what
-cannot be recomputed exactly is an error, never a guess.
+cannot be recomputed exactly is an error, never a guess. The expected output of a sink is that of committed checkpoints
+alone, whatever the sink has kept of it.
 """
 
 from __future__ import annotations
@@ -17,23 +18,37 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.stages import Computation, compute_together, outputs_by_sink, refuse_loops
-from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, batches_of, count_of, flat
+from exactlyonce.engines.bounded.stages import (
+    Computation,
+    Executors,
+    Submit,
+    WorkListener,
+    compute_together,
+    outputs_by_sink,
+    refuse_loops,
+)
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
-from exactlyonce.engines.bounded.unit.staging import OutputFile
+from exactlyonce.engines.bounded.unit.staging import (
+    OutputFile,
+    RecomputedOutput,
+    StagedFile,
+    batches_of,
+    count_of,
+    flat,
+    stage_messages,
+)
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import by_kind
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.blocks import whole_or_halt
+from exactlyonce.engines.plan import TaskSpec, plan
+from exactlyonce.engines.runtime.cut import whole_or_halt
 from exactlyonce.engines.runtime.in_flight import frames_of, records_by_channel
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
@@ -96,7 +111,7 @@ def interval_of(history: History, checkpoint: int) -> CheckpointInterval:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """The outputs of an interval, staged. They are compared and written again by lane; see `unit.lanes`."""
+    """The outputs of an interval, staged. They are compared and written again by lane; see `unit.staging`."""
 
     manifest: Manifest
     files: Mapping[str, Sequence[OutputFile]]
@@ -297,3 +312,94 @@ def _order_logs(client: ClientConfig, common: Stage, manifest: Manifest) -> dict
         place = (log.task, log.subtask)
         logs[place] = (*logs.get(place, ()), *(bodies[ref] for ref in log.blocks))
     return logs
+
+
+class ExpectedLane(msgspec.Struct, frozen=True):
+    """The outputs of a lane of one checkpoint."""
+
+    checkpoint: int
+    lane: int
+    by_partition: bool
+    """Whether the lane is a partition; see `unit.staging`."""
+    outputs: StagedFile
+    """A message with the `OutputFile` of each subtask, in order."""
+
+
+class ExpectedOutput:
+    """The expected output of a sink. Its constructor refuses a hopeless one before executors start."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        client: ClientConfig,
+        sink: str | None = None,
+        *,
+        first: int | None = None,
+        last: int | None = None,
+    ) -> None:
+        """The output of the checkpoints from *first* to *last*, by default of all that can be computed. *sink* is
+        optional in a pipeline with one."""
+        self._loaded, self._client = loaded, client
+        self.sink = _chosen(loaded, sink)
+        self._intervals = list(_intervals(read_history(client, loaded.pipeline.name), first, last))
+
+    @property
+    def offsets(self) -> int:
+        """The offsets that are read; there may be fewer records."""
+        return sum(interval.offsets for interval in self._intervals)
+
+    @contextmanager
+    def computed(self, executors: Executors, progress: WorkListener) -> Iterator[list[ExpectedLane]]:
+        """Compute it. The staged files exist until the end of the block."""
+        name, sink = self._loaded.pipeline.name, self.sink
+        progress.began(self._intervals[-1].manifest, self.offsets)
+        with workplace(executors.staging, f"expected-{name}") as files:
+            recomputations = []
+            for interval in self._intervals:
+                own = f"{files}{interval.manifest.checkpoint}-"
+                recomputations.append(
+                    recomputation(self._loaded, self._client, interval, own, origins=True, store_rows=True)
+                )
+            lanes = []
+            for again in recompute(recomputations, self._client, executors.submit):
+                number = again.manifest.checkpoint
+                outputs = stage_messages(f"{files}outputs-{number}", [[*again.files.get(sink, ())]])
+                lanes += [
+                    ExpectedLane(number, lane, again.is_by_partition(sink), outputs)
+                    for lane in again.lanes(sink)
+                    if again.count(sink, lane)
+                ]
+            yield lanes
+
+
+def _chosen(loaded: Loaded, sink: str | None) -> str:
+    sinks = [node.id for node in loaded.pipeline.build().sinks]
+    if sink is None and len(sinks) == 1:
+        return sinks[0]
+    if sink not in sinks:
+        raise ConfigError(f"Say whose output is meant, by sink: one of {', '.join(sinks)}.")
+    return str(sink)
+
+
+def _intervals(history: History, first: int | None, last: int | None) -> Iterator[CheckpointInterval]:
+    """The intervals of committed checkpoints, oldest first; ConfigError without one, or without *first* or *last*."""
+    if first is not None:
+        interval_of(history, first)
+    if last is not None and last > history.checkpoint_latest:
+        raise ConfigError(
+            f"Checkpoint {last} of {history.pipeline} was not taken yet: the newest is {history.checkpoint_latest}. "
+            f"Name that one, or leave last out."
+        )
+    found = False
+    for number, manifest in sorted(history.manifests.items()):
+        wanted = (first is None or number >= first) and (last is None or number <= last)
+        if not wanted or number not in history.finalized:
+            continue
+        if manifest.kind != RESTORED and manifest.previous in history.manifests and manifest.previous != number:
+            found = True
+            yield interval_of(history, number)
+    if not found:
+        raise ConfigError(
+            f"{history.pipeline} has no checkpoint there whose interval can be computed again: it needs the checkpoint "
+            f"before it. --num-retained of `exactlyonce run` says how many are kept."
+        )

@@ -18,15 +18,15 @@ from exactlyonce.checkpoint.records.manifest import Committable, Manifest, share
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner, partitioner_in
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.replay.recompute import (
+from exactlyonce.engines.bounded.recompute import (
     Recomputed,
     interval_of,
     partition_counts,
     recomputed,
     topic_of,
 )
-from exactlyonce.engines.bounded.submit import Submit, in_process
-from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput
+from exactlyonce.engines.bounded.stages import Submit, in_process
+from exactlyonce.engines.bounded.unit.staging import RecomputedOutput
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError, require
 from exactlyonce.pipeline.loading import Loaded

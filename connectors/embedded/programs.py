@@ -1,4 +1,7 @@
-"""The search for a Java runtime. It starts nothing but `java -version`, and installs nothing."""
+"""The programs that a broker needs: a Java runtime, which is searched for, and children that die with their parent.
+
+The search starts nothing but `java -version`, and installs nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from exactlyonce.pipeline.errors import ConfigError
@@ -57,3 +62,18 @@ def _candidates() -> list[Path]:
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     found = [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None, java_of_pypi()]
     return list(dict.fromkeys(java for java in found if java))
+
+
+_DIE_WITH_PARENT = """\
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent process is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """*command*, whose first word is a path, so that the kernel kills it together with the thread that starts it."""
+    return [sys.executable, "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
