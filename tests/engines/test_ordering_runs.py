@@ -50,7 +50,7 @@ def deduplicated(clicks: list[Any]) -> list[Any]:
 
 
 def run_killed(clicks: Clicks, failpoint: Any, kills: int) -> None:
-    """A run to its end, and up to three that are killed while there is something to read, at another parallelism each."""
+    """A run to its end, and up to three that are killed with something to read, at another parallelism each."""
     clicks.feed(300)
     clicks.job.finish_here()
     steps = (2, "timed-fired", 2), (3, "worker-frozen", 2), (2, "coordinator-committed", 1)
