@@ -404,7 +404,7 @@ def _persistently(options: SinkOptions, ask: Callable[[], R]) -> R:
             if clock.monotonic_ms() >= deadline_ms:
                 raise StoreUnavailable(
                     f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} "
-                    f"s (storeTimeout): {error} Nothing is lost: start it again once it is there."
+                    f"s (storeTimeout): {error.what} Nothing is lost: start it again once it is there."
                 ) from error
         Event().wait(STORE_PAUSE_S)
 
