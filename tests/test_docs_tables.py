@@ -115,7 +115,7 @@ def test_the_restart_strategies_are_those_of_the_code(table: Table) -> None:
 
 
 def test_the_settings_of_kafka_are_those_of_the_code(table: Table) -> None:
-    assert set(code(sentence(r"giving one is an error: (.*?)\. The\n"))) == OWNED
+    assert set(code(sentence(r"giving one is an error: (.*?)\. The\s"))) == OWNED
     rows = {name: row["values"] for row in table(SETTINGS, "setting", "values") for name in code(row["setting"])}
     assert rows.keys() == _SECURITY_KNOWN
     assert set(code(rows["security.protocol"])) == set(PROTOCOLS)

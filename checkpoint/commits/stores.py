@@ -209,8 +209,8 @@ class StagedCommits(CommitProtocol):
                 if now_ms >= failing_since_ms + self.timeout_ms:
                     raise StoreUnavailable(
                         f"The store of sink {sink!r} has not answered for {self.timeout_ms / 1000:.0f} s "
-                        f"(store_timeout, --store-timeout; on Spark storeTimeout): {error} Nothing is lost: run it "
-                        f"again once the store is there."
+                        f"(store_timeout, --store-timeout; on Spark storeTimeout): {error.what} Nothing is lost: run "
+                        f"it again once the store is there."
                     ) from error
                 self._note(f"waiting for the store of sink {sink!r}: {error}")
                 yield ask.Pause(next(pauses))

@@ -195,8 +195,10 @@ class Wire:
         return answers
 
     def topics(self, names: Iterable[str]) -> dict[str, Any]:
-        """The metadata of each topic. Raises `TopicError` if one does not exist."""
+        """The metadata of each topic. Raises `TopicError`, which names all that do not exist."""
         answers = {topic.name: topic for topic in self.metadata(names).topics}
+        if missing := [name for name, topic in answers.items() if topic.error_code == UNKNOWN_TOPIC]:
+            refuse(UNKNOWN_TOPIC, f"Asking for topic {', '.join(sorted(missing))}")
         for name, topic in answers.items():
             refuse(topic.error_code, f"Asking for topic {name}")
         return answers

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ASKED_AGAIN, ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -219,7 +219,7 @@ class LakeCommitter:
             return after, table
         raise StoreUnavailable(
             f"Other writers of the table were faster {ATTEMPTS_MAX} times in a row. Let them commit less often. "
-            f"Nothing is lost: it is asked again."
+            f"{ASKED_AGAIN}"
         )
 
     def clean(self, incarnation: int, attempt: int) -> None:

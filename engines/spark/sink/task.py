@@ -402,7 +402,7 @@ def _persistently(options: SinkOptions, ask: Callable[[], R]) -> R:
     except StoreUnavailable as error:
         raise StoreUnavailable(
             f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} s "
-            f"(storeTimeout): {error} Nothing is lost: start it again once it is there."
+            f"(storeTimeout): {error.what} Nothing is lost: start it again once it is there."
         ) from error
 
 
