@@ -1,8 +1,8 @@
 """A chain: the blocks that make up the state of one subtask of one operator at one checkpoint.
 
-A chain never changes. The next one has its blocks and those of a later checkpoint, without blocks whose key groups all
-have a later image. It knows which key groups need each block, so that any of them can be restored without the others,
-whose blocks are carried over by reference, unread. Sets of key groups are masks (`key_groups.mask_of`).
+A chain never changes. The next one has its blocks and a later checkpoint's, without blocks whose key groups all have a
+later image. It knows which key groups need each block, so that any of them can be restored without the others, whose
+blocks are carried over by reference, unread. Sets of key groups are masks (`key_groups.mask_of`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ChainBlock(msgspec.Struct, frozen=True, gc=False):
     groups: int
     """Its key groups, among those of the chain."""
     images: int
-    """Those of `groups` with an image, or a part of one, in it."""
+    """The number of `groups` with an image, or a part of one, in it."""
     key_forms: int = 0
     """`BlockHeader.key_forms`; 0 also in checkpoints of older releases."""
 
@@ -84,5 +84,5 @@ class Chain:
         return sum(block.ref.size for block, _ in self._needed)
 
     def needed(self, groups: int) -> Iterator[tuple[ChainBlock, int]]:
-        """The blocks to restore *groups* from, each with those of *groups* that need it."""
+        """The blocks to restore *groups* from, each with the *groups* that need it."""
         return ((block, some & groups) for block, some in self._needed if some & groups)

@@ -43,7 +43,7 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     keys: Any = None
     """`VersionedState.keys`, the schema of the keys."""
     times: GroupTimes | None = None
-    """Those of the key groups of a timed table, whose keys are places (`slots`)."""
+    """The times of the key groups of a timed table, whose keys are places (`slots`)."""
 
 
 class Index(msgspec.Struct, frozen=True):
