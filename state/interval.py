@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.slots import KeyLayout
 from exactlyonce.state.state_type import StateType
 

@@ -17,7 +17,7 @@ from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, kept_sta
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
 from exactlyonce.pipeline.timers import shown_entry
 from exactlyonce.pipeline.windows import kept_in, moment, window_of
-from exactlyonce.state.index import IndexHead
+from exactlyonce.state.chain import IndexHead
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,8 @@ from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext, opens_none
-from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
+from exactlyonce.state.backend import CheckpointedState, KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.state_type import StateType
 
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {

@@ -32,8 +32,7 @@ from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.versions import KEPT_BY_AVRO, is_by_avro
 from exactlyonce.pipeline.wire import wire_of
-from exactlyonce.state.chain import Chain
-from exactlyonce.state.index import Index, IndexHead, decode_index
+from exactlyonce.state.chain import Chain, Index, IndexHead, decode_index
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.slots import TableTimes, key_of, packed_slot, unpacked_slot
 from exactlyonce.state.stored import StoredState

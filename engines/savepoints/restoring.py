@@ -60,12 +60,11 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError, require
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.keys import key_groups
+from exactlyonce.state.backend import require_meaning
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
-from exactlyonce.state.chain import Chain
+from exactlyonce.state.chain import Chain, IndexHead, encode_index
 from exactlyonce.state.errors import DamagedState, StateIncompatible
-from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.key_groups import group_range, subtask_of
-from exactlyonce.state.restore import require_meaning
 from exactlyonce.state.slots import GroupTimes, TableTimes, unpacked_slot
 from exactlyonce.state.state_type import StateType
 

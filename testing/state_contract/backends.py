@@ -18,9 +18,9 @@ import msgspec
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import ApplyFailed, StateIncompatible, StateUnstorable
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, OPERATOR, StateBlocks, Subtasks, key_of
 from exactlyonce.testing.state_contract.timed import TimedTableContract

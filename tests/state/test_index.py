@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.pipeline.key_types import described_forms, forms_of
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.state.chain import Chain, ChainBlock
+from exactlyonce.state.chain import Chain, ChainBlock, IndexHead, decode_index, encode_index
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.state.index import IndexHead, decode_index, encode_index
 from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
 from exactlyonce.state.slots import GroupTimes
 
