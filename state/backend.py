@@ -191,7 +191,7 @@ class CheckpointedState:
 
     operator: str
     type: Any
-    """That of a state."""
+    """The type of a state."""
     groups: range
     max_parallelism: int
     checkpoint: int = 0
