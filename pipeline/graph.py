@@ -124,7 +124,7 @@ class Node:
     late: str | None = None
     """The side output that gets late records."""
     late_right: str | None = None
-    """The one that gets those of the second input."""
+    """The side output that gets late records of the second input."""
     state_type: Any = None
     """The type of the state of one key, without None; None for nodes without state."""
     state_version: int = 1

@@ -40,7 +40,7 @@ class Record(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
 
 key_of_message: Callable[[Any], Any] = attrgetter("key")
-"""The key of a `Record`: that of the rows of a table."""
+"""The key of a `Record`: the key of the rows of a table."""
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ class MemoryRuns:
             self._make = lambda: pipeline(*arguments).build()
         self.graph = in_memory(self._make(), StoreModel())
         self._requests: list[tuple[str, bool]] = []
-        """Those of the last run without a crash; see `CrashingWorld`."""
+        """The requests of the last run without a crash; see `CrashingWorld`."""
 
     def run(self, crash: object) -> Run:
         assert crash is None or isinstance(crash, Crash)

@@ -123,7 +123,7 @@ def _letters(args: argparse.Namespace) -> Letters:
 
 
 def _selected(args: argparse.Namespace, letters: Iterable[Letter]) -> Iterator[Letter]:
-    """Those of *letters* that the options name."""
+    """The *letters* that the options name."""
     places = {_place(text) for text in getattr(args, "places", ())}
     for letter in letters:
         record, reason = letter.record, letter.reason

@@ -547,7 +547,7 @@ class Audit:
     def _add_foreign(self, intervals: Sequence[CheckpointInterval]) -> None:
         """Add visible records that no checkpoint names, where every checkpoint that could name them is known.
 
-        Among the first judged checkpoint's records may lie those of an expired one; at the end, those of a newer one.
+        Among the first judged checkpoint's records may lie records of an expired one; at the end, of a newer one.
         """
         pipeline = self._loaded.pipeline.name
         now = read_history(self._client, pipeline)

@@ -130,7 +130,7 @@ class Summary:
     """The result of a catch-up. A notebook shows it as a table."""
 
     manifest: Manifest = field(repr=False)
-    """That of the newest checkpoint."""
+    """The manifest of the newest checkpoint."""
     checkpoints: int = 0
     records: int = 0
     skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)

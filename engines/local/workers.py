@@ -51,7 +51,7 @@ Heard = Callable[[object], None]
 LOOK_INTERVAL_S = 0.05
 """The interval in which a wait looks at `Hurried`."""
 OTHER_FILES = 100
-"""The open files of a coordinator besides those of its workers, generously."""
+"""The open files of a coordinator besides its workers', generously."""
 EXIT_WAIT_S = 5.0
 """The time in which a worker that closed its control channel should end."""
 HANGING_S = 1.0

@@ -655,7 +655,7 @@ class SinkOutput(BatchOperator):
     """The type of its records; None: unknown."""
     sleep: Callable[[float], None] = field(default=pause, kw_only=True)
     origins: Sequence[Origin] = field(default=(), init=False)
-    """Those of the outputs that are being written."""
+    """The origins of the outputs that are being written."""
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)

@@ -261,7 +261,7 @@ class FetchFailed(Exception):
 
     @classmethod
     def read(cls, line: str) -> FetchFailed:
-        """That of a `line`."""
+        """The failure of a `line`."""
         name, _, text = line.partition(": ")
         return cls(name, text)
 
@@ -315,7 +315,7 @@ class AnswerCodec:
 
 @dataclass
 class Answers:
-    """Those of one subtask since the last cut."""
+    """The answers of one subtask since the last cut."""
 
     noted: list[tuple[str, bytes]] = field(default_factory=list)
     """(operator, body), in order."""

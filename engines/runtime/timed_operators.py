@@ -142,7 +142,7 @@ class TimedOperator(BatchOperator, Generic[R]):
     """The key groups of the table."""
     max_parallelism: int
     firings: list[TimedOperator[Any]] = field(default_factory=list, kw_only=True)
-    """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
+    """The operators of the subtask that have something due, in order: `TaskOperators.firings`."""
     notes: Notes = field(default_factory=Notes, kw_only=True)
     """Gets late records, if nobody else does."""
     timed_by: str = field(default="its source", kw_only=True)
@@ -228,7 +228,7 @@ class TimedOperator(BatchOperator, Generic[R]):
 
     @property
     def due(self) -> list[Watermark]:
-        """The watermark that was passed on, the newest one and, if a firing is under way, that of the firing."""
+        """The watermark that was passed on, the newest one and, if a firing is under way, the firing's."""
         own = Watermark(self.watermark, self.idle)
         return [self.passed_on, self._next or own, *([own] if self.fires else ())]
 

@@ -48,7 +48,7 @@ class HandlerOperator(TimedOperator[Emitted]):
     read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     state_type: StateType[Any]
-    """That of a key's state alone."""
+    """The type of a key's state alone."""
     has_times: bool = True
     """Whether records have event times."""
     _takers: tuple[Callable[..., Any], ...] = field(init=False)

@@ -50,7 +50,7 @@ class KeptEntry(NamedTuple):
     """In msgpack."""
     version: int
     slot: int | None = None
-    """In a timed table, that of the state (`state.slots`)."""
+    """In a timed table, the slot of the state (`state.slots`)."""
 
     @property
     def place(self) -> bytes:
@@ -101,7 +101,7 @@ class KeptState:
         return next((decode_index(body).head for parts in self._snapshot.index for body in self._bodies(parts)), None)
 
     def times(self) -> SavedTimes | None:
-        """Those of a timed table. ConfigError where subtasks, which share key groups, had other ones."""
+        """The times of a timed table. ConfigError where subtasks, which share key groups, had other ones."""
         watermarks: dict[int, int] = {}
         begun: dict[int, tuple[int, bytes]] = {}
         meaning: str | None = None
@@ -132,7 +132,7 @@ class KeptState:
         return {subtask: self._present(indexes) for subtask, indexes in self._indexes().items()}
 
     def entries(self, groups: Iterable[int] | None = None, *, subtask: int | None = None) -> Iterator[KeptEntry]:
-        """The states, by key group: all, or those of the key *groups* or of an old *subtask* alone."""
+        """The states, by key group: all, or of the key *groups* or of an old *subtask* alone."""
         key_groups = range(self._manifest.max_parallelism)
         wanted = set(key_groups if groups is None else groups)
         by_subtask = self._indexes(subtask)
@@ -315,7 +315,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
     files: tuple[SavedFile, ...] = ()
     """The files of an export; empty in the topic."""
     times: SavedTimes | None = None
-    """Those of a timed table."""
+    """The times of a timed table."""
 
 
 class SavedLoop(msgspec.Struct, frozen=True):

@@ -354,7 +354,7 @@ def write_state(
       *base* it has to be given.
     - *base*: a savepoint of the pipeline, its number or the URL of an exported one. All that *states* do not replace
       is taken from it, and its offsets, unless they are given.
-    - *bootstrap_servers*, *kafka*, *config*: as those of `Pipeline.run`.
+    - *bootstrap_servers*, *kafka*, *config*: as of `Pipeline.run`.
 
     Raises `RecordError` for a row that does not fit the types of its operator, with its number and the field, and for a
     key that comes twice; `ConfigError` for an operator that the pipeline does not have, or keeps by time, for a

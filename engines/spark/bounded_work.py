@@ -1,6 +1,6 @@
 """Bounded work on a program's Spark session: backfill, catch-up, audit, replay and diff, as the commands do them.
 
-Invariant: settings are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
+Invariant: settings are `Pipeline.run`'s, with the same errors; the session is neither changed nor ended.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def audit(
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
     The report has at most *shown* findings, and counts the others.
-    *params* are as those of `backfill`. *settings* say which cluster. A running
+    *params* are as of `backfill`. *settings* say which cluster. A running
     pipeline runs on.
     """
     _check(spark, staging, progress, first=first, last=last, ignore_foreign=ignore_foreign, shown=shown)

@@ -144,7 +144,7 @@ class KafkaSink(Sink[T], Generic[T]):
         return KafkaSource.records(self.topic, value=self.codec(type_), key=key)
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
+        """The writer of one subtask; its transactional ids, if it has any, are of this attempt."""
         from exactlyonce.sinks.kafka.deferred import DeferredWriter
         from exactlyonce.sinks.kafka.writer import KafkaWriter, PlainWriter, TransactionPool
 

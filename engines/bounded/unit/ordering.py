@@ -166,7 +166,7 @@ class ChannelLane:
 
     name: str
     sent: Sequence[Frames]
-    """In order: those of each split of the sender."""
+    """In order: the frames of each split of the sender."""
     codec: BatchCodec
     push: Push
     before: list[bytes] = field(default_factory=list)
