@@ -78,7 +78,7 @@ def with_heartbeat(
 ) -> R:
     """Do *work*, which may take long, while another thread repeats *beat*. *work* must not ask the leader.
 
-    *interval_s* lies between two beats; None: that of the leader's upkeep.
+    *interval_s* lies between two beats; None: the interval of the leader's upkeep.
 
     An error of *beat* is raised at the end, or by the function that *work* is given and should call often.
     """

@@ -278,7 +278,7 @@ class RunOptions:
 
 
 def settings_of_bounded_work() -> list[Declared]:
-    """Those of the settings of a run that bounded work has, too."""
+    """The settings of a run that bounded work has, too."""
     checkpoint, run = declared(CheckpointSettings), declared(RunOptions)
     settings = [run[name] for name in ("parallelism", *BOUNDED_RUN, "allow_dropped_fields")]
     return [*settings, *(checkpoint[name] for name in BOUNDED_CHECKPOINT), *declared(Restoration).values()]

@@ -138,7 +138,7 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
         ``by_key=True``."""
 
     def present(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of *keys* that have slots; see `slots_of`."""
+        """The *keys* that have slots; see `slots_of`."""
 
     def slots(self, limit: int) -> list[int]:
         """The slots up to *limit* with any state, ascending. The states of one may all have been removed."""
@@ -191,7 +191,7 @@ class CheckpointedState:
 
     operator: str
     type: Any
-    """That of a state."""
+    """The type of a state."""
     groups: range
     max_parallelism: int
     checkpoint: int = 0

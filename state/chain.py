@@ -36,7 +36,7 @@ class ChainBlock(msgspec.Struct, frozen=True, gc=False):
     groups: int
     """Its key groups, among those of the chain."""
     images: int
-    """Those of `groups` with an image, or a part of one, in it."""
+    """The number of `groups` with an image, or a part of one, in it."""
     key_forms: int = 0
     """`BlockHeader.key_forms`; 0 also in checkpoints of older releases."""
 
@@ -97,7 +97,7 @@ class Chain:
         return sum(block.ref.size for block, _ in self._needed)
 
     def needed(self, groups: int) -> Iterator[tuple[ChainBlock, int]]:
-        """The blocks to restore *groups* from, each with those of *groups* that need it."""
+        """The blocks to restore *groups* from, each with the *groups* that need it."""
         return ((block, some & groups) for block, some in self._needed if some & groups)
 
 
@@ -122,7 +122,7 @@ class IndexHead(msgspec.Struct, frozen=True, array_like=True):
     keys: Any = None
     """`VersionedState.keys`, the schema of the keys."""
     times: GroupTimes | None = None
-    """Those of the key groups of a timed table, whose keys are places (`slots`)."""
+    """The times of the key groups of a timed table, whose keys are places (`slots`)."""
 
 
 class Index(msgspec.Struct, frozen=True):

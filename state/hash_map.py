@@ -1,6 +1,6 @@
 """The backend that keeps all states in memory: a dict for each table.
 
-The newest state of every key lies in one dict, and the changes since the last barrier in that of the interval as well.
+The newest state of every key lies in one dict, and the changes since the last barrier in the interval's dict as well.
 So freezing only sets an interval aside, and its states never change: mutable ones are cloned when a record touches them
 while an older interval is open.
 """

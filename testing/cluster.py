@@ -94,7 +94,7 @@ class KafkaCluster:
         return {*self.admin().list_topics(timeout=LIMIT_S).topics}
 
     def delete_topics(self, names: Iterable[str]) -> None:
-        """Delete those of *names* that are there; returns once they are gone."""
+        """Delete the topics of *names* that are there; returns once they are gone."""
         admin, mine = self.admin(), {*names}
         if there := mine & self.topics():
             for deleted in admin.delete_topics([*there]).values():

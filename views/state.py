@@ -83,7 +83,7 @@ class StateView:
 
 
 def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[KeyView]:
-    """*entries* decoded. The schema in *head* is that of the newest version only."""
+    """*entries* decoded. The schema in *head* is of the newest version only."""
     for entry in entries:
         schema = head.schema if head is not None and entry.version == head.version else None
         view = KeyView(entry.group, decoded(entry.key), decoded(entry.state, schema), entry.version)

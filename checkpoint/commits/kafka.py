@@ -245,7 +245,7 @@ class TransactionCommits(CommitProtocol):
             self.fenced_below = max(self.fenced_below, (self.incarnation, self.attempt))
 
     def abort_all_but(self, winners: Collection[str]) -> Procedure[None]:
-        """Abort open transactions of the present attempt, except those of *winners*, which come to decision.
+        """Abort open transactions of the present attempt, except the *winners*, which come to decision.
 
         Bounded work may run twice: the failed try of a task has a transaction that nobody names.
         """

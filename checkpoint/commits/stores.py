@@ -185,7 +185,7 @@ class StagedCommits(CommitProtocol):
         return fates
 
     def _batches(self, manifest: Manifest) -> list[Batch]:
-        """The committables of *manifest*: those of a sink together if its store commits them at once."""
+        """The committables of *manifest*: of a sink together if its store commits them at once."""
         batches: dict[str, list[StoreCommittable]] = {}
         for committable in manifest.staged:
             sink = self.sinks.get(committable.sink)

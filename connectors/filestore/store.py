@@ -80,7 +80,7 @@ class Upload(NamedTuple):
     """A multipart upload that is under way."""
 
     name: str
-    """That of its file."""
+    """The name of its file."""
     id: str
     age_ms: int
     """By the store's clock."""
@@ -183,7 +183,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def check_publishing(self, at: str, staged: str, path: str) -> None:
-        """Raise unless files can be staged, and published. The names are those of `create`. Leaves nothing."""
+        """Raise unless files can be staged, and published, under names like those for `create`. Leaves nothing."""
 
     @abstractmethod
     def create(self, at: str, staged: str, path: str, retries: Retries) -> NewFile:

@@ -36,7 +36,7 @@ KEY_TYPES = ("int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uu
              "bytea")  # fmt: skip
 """Types of a key: every value is the same one again once it was text."""
 SAMPLE_ROWS, SPLIT_SAMPLE_ROWS = 20_000, 500
-"""Rows that a table is divided by, and those of them that a split has at least."""
+"""Rows that a table is divided by, and the rows that a split has at least."""
 _ROWS_OF_A_PAGE = 50
 _NEVER = 0
 
@@ -111,7 +111,7 @@ def _looked_up(
 def _found(
     connection: PostgresConnection, source: PostgresTableSource[Any], id: str, split: TableSplit | None = None
 ) -> TableInServer:
-    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not that of *split*."""
+    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not the table of *split*."""
     schema, name, oid, kind, is_parent = _looked_up(connection, source, id)
     if split is not None and split.table != str(oid):
         raise Halt(

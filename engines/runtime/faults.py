@@ -246,7 +246,7 @@ class DeadLetterOutput:
     pipeline: str
     operator: str
     kind: str
-    """That of `Reason`."""
+    """The kind of `Reason`."""
     notes: Notes
     inputs: Mapping[str, Callable[[Any], DeadLetter]] = field(default_factory=dict)
     """By topic, what makes a letter of an input record; empty: a record has only the place of its input record."""

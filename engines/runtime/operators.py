@@ -38,9 +38,8 @@ from exactlyonce.pipeline.errors import (
     require_whole,
     text_of,
 )
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK, ms_of
 from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
-from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
@@ -656,7 +655,7 @@ class SinkOutput(BatchOperator):
     """The type of its records; None: unknown."""
     sleep: Callable[[float], None] = field(default=pause, kw_only=True)
     origins: Sequence[Origin] = field(default=(), init=False)
-    """Those of the outputs that are being written."""
+    """The origins of the outputs that are being written."""
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)

@@ -305,7 +305,7 @@ def refuse_by_partition(operators: Iterable[str], around: RestoreTarget) -> None
 
 
 def offsets_now(saved: Saved, around: RestoreTarget, asked: Restoration) -> tuple[SourceOffset, ...]:
-    """The offsets of the savepoint, and those of new sources at their start.
+    """The offsets of the savepoint, and of new sources their start.
 
     In another cluster topics have other ids, and are found by their names.
     """
@@ -562,7 +562,7 @@ def _images(
 ) -> Iterator[EncodedBlock]:
     """Blocks of one version each, because a state is read by its own version; their headers go to *headers*.
 
-    Places are noted in *times*, those of a timed table.
+    Places are noted in *times*, if the table is timed.
     """
     encoders: dict[int, BlockEncoder] = {}
     for (group, version), own in groupby(entries, lambda entry: (entry.group, entry.version)):

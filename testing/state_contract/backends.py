@@ -381,7 +381,7 @@ class StateBackendContract(TimedTableContract):
         self.restores(partly, indexes, 2, {**model, 5: 2}, "What was not restored is carried over by reference.")
 
     def test_blocks_of_another_backend(self) -> None:
-        """Increments of the hash map are restored, and the hash map restores those of this backend."""
+        """Increments of the hash map are restored, and the hash map restores this backend's."""
         mine, other = self.backend(), HashMapBackend()
         model: dict[int, Any] = dict.fromkeys(KEYS, 1)
         subtasks = Subtasks(other, StateBlocks())
