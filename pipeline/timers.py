@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from exactlyonce.pipeline import functions, hints
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
-from exactlyonce.pipeline.event_time import END_OF_TIME
+from exactlyonce.pipeline.event_time import END_OF_TIME, NoTime, ms_of
 from exactlyonce.pipeline.functions import Emit, Function
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.moments import NoTime, ms_of
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.timed import Order, Timed
 from exactlyonce.pipeline.versions import parameter_type

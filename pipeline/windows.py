@@ -19,7 +19,7 @@ import msgspec
 
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
+from exactlyonce.pipeline.event_time import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.timed import Timed
 
 K = TypeVar("K")

@@ -15,8 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.keys import holds_keys
 from exactlyonce.pipeline.lossy import lossy
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, described_shape, shape_of
@@ -232,7 +232,7 @@ class StateType(Generic[S]):
 
     def has_keys(self, written: Any) -> bool:
         """Whether the operator still has keys of schema *written*, as far as both are known."""
-        return key_types.holds(self.keys, written)
+        return holds_keys(self.keys, written)
 
     def require_keys(self, written: Any) -> None:
         """Raise `StateIncompatible` unless `has_keys`: states under other keys would never be found."""

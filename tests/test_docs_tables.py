@@ -22,10 +22,10 @@ from exactlyonce.cli.main import parser
 from exactlyonce.cli.spark_arguments import NOTHING_COMPARED
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
 from exactlyonce.pipeline import errors
-from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.running import LocalSettings
+from exactlyonce.pipeline.sink import Delivery
 from exactlyonce.sinks.kafka.writer import SLOT_TRANSITIONS
 from exactlyonce.testing.cluster import LIMIT_S
 

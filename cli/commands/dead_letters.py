@@ -16,7 +16,7 @@ import msgspec
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, at_least_one, client
 from exactlyonce.cli.text import table
 from exactlyonce.pipeline.errors import ConfigError, TopicError
-from exactlyonce.pipeline.moments import ms_of, shown_time
+from exactlyonce.pipeline.event_time import ms_of, shown_time
 from exactlyonce.pipeline.positions import TIME, Positions
 from exactlyonce.pipeline.sizes import counted
 

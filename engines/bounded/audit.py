@@ -68,7 +68,6 @@ from exactlyonce.engines.bounded.unit.visible_lanes import (
     readers_config,
 )
 from exactlyonce.engines.bounded.workplace import free_bytes, workplace
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -80,6 +79,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.kafka.sink import gives_partitions, gives_times
 

@@ -40,9 +40,9 @@ from exactlyonce.engines.local.messages import (
 )
 from exactlyonce.engines.local.worker import serve
 from exactlyonce.engines.plan import Plan
-from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, OutputLost, made_from
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sink import AT_MOST_ONCE
 
 T = TypeVar("T")
 Hurried = Callable[[], bool]

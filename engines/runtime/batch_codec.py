@@ -17,8 +17,8 @@ from exactlyonce.engines.runtime.operators import facts_of, or_skip
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.records import wire_of
 from exactlyonce.pipeline.shape import type_name
-from exactlyonce.pipeline.wire import wire_of
 from exactlyonce.state.state_type import array_head
 
 _encode = msgspec.msgpack.Encoder().encode

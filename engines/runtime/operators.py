@@ -38,9 +38,8 @@ from exactlyonce.pipeline.errors import (
     require_whole,
     text_of,
 )
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK, ms_of
 from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
-from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder

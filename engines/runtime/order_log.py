@@ -40,7 +40,7 @@ from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind
-from exactlyonce.pipeline.wire import wire_of
+from exactlyonce.pipeline.records import wire_of
 
 PART_SIZE_MAX = 512 * 1024
 NOT_A_SOURCE = -1

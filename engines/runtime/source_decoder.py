@@ -40,8 +40,16 @@ from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
-from exactlyonce.pipeline.moments import LATEST_MS, LIKE_SECONDS, NoTime, ms_of, shown_time
+from exactlyonce.pipeline.event_time import (
+    END_OF_TIME,
+    LATEST_MS,
+    LIKE_SECONDS,
+    NO_FLOOR,
+    NO_WATERMARK,
+    NoTime,
+    ms_of,
+    shown_time,
+)
 from exactlyonce.pipeline.source import EventTime
 
 Runs = Sequence[tuple[int, int]]

@@ -24,11 +24,10 @@ from exactlyonce.engines.runtime.operators import BatchOperator
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import GraphError
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, LATEST_MS, NO_WATERMARK, shown_time
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.state.backend import TimedTable
 

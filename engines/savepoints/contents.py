@@ -27,11 +27,10 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, is_same, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.key_types import described_forms
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key, described_forms, key_group
+from exactlyonce.pipeline.records import wire_of
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.versions import KEPT_BY_AVRO, is_by_avro
-from exactlyonce.pipeline.wire import wire_of
 from exactlyonce.state.chain import Chain, Index, IndexHead, decode_index
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.slots import TableTimes, key_of, packed_slot, unpacked_slot
@@ -312,7 +311,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
     keys: Any = None
     """The schema of the keys, if their type is noted."""
     key_forms: int = 0
-    """The forms of the keys in an export (`pipeline.key_types`); 0: unknown."""
+    """The forms of the keys in an export (`pipeline.keys`); 0: unknown."""
     files: tuple[SavedFile, ...] = ()
     """The files of an export; empty in the topic."""
     times: SavedTimes | None = None

@@ -32,9 +32,8 @@ from exactlyonce.engines.spark.expected_rows import expected_frame, require_colu
 from exactlyonce.engines.spark.session import refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, refuse_while_importing, resolved
+from exactlyonce.pipeline.loading import Loaded, cell_file, refuse_while_importing, resolved
 from exactlyonce.pipeline.names import nearest
-from exactlyonce.pipeline.notebook import cell_file
 from exactlyonce.pipeline.positions import TO
 from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
 from exactlyonce.pipeline.sizes import counted
