@@ -171,6 +171,20 @@ def field_problems(
             yield f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
 
 
+def table_problems(table: str, dsn: str, key: tuple[str, ...], value: Any) -> Iterator[str]:
+    """The mistakes in the arguments of a source that reads one table, by a *key*, as records of the type *value*."""
+    if not isinstance(table, str) or not table:
+        yield f"table={table!r} must be the name of a table"
+    if not isinstance(dsn, str) or not dsn:
+        yield 'dsn= is not set: say where the connection string is: dsn="env:ORDERS_DSN", or file:/path'
+    elif problem := reference_problem(dsn):
+        yield f"dsn={dsn!r}: {problem}"
+    if not key or not all(isinstance(column, str) and column for column in key):
+        yield f'key={key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
+    if not columns_of(value):
+        yield f"value={type_name(value)} has no fields for the columns: give a Struct, or a dataclass"
+
+
 @dataclass(frozen=True, eq=False)
 class TableSource(SplitSource[T_co]):
     """The description of a table as a source."""
@@ -245,18 +259,9 @@ class TableSource(SplitSource[T_co]):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if not isinstance(self.table, str) or not self.table:
-            yield f"table={self.table!r} must be the name of a table"
-        if not isinstance(self.dsn, str) or not self.dsn:
-            yield 'dsn= is not set: say where the connection string is: dsn="env:ORDERS_DSN", or file:/path'
-        elif problem := reference_problem(self.dsn):
-            yield f"dsn={self.dsn!r}: {problem}"
-        elif not is_reference(self.dsn):
+        yield from table_problems(self.table, self.dsn, self.key_columns, self.value)
+        if isinstance(self.dsn, str) and self.dsn and not is_reference(self.dsn):
             yield from self._dsn_problems()
-        if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
-            yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
-        if not columns_of(self.value):
-            yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
 
     def describe(self) -> dict[str, Any]:
         """The table without its database; how many splits there are is noted in checkpoints."""
