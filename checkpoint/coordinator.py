@@ -46,8 +46,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Precommit,
     StagedAck,
 )
-from exactlyonce.checkpoint.restart import RestartStrategy
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import CheckpointSettings, RestartStrategy
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
 from exactlyonce.pipeline.names import setting
 

@@ -46,6 +46,7 @@ from exactlyonce.checkpoint.requests import (
     Procedure,
     Request,
     TransactionState,
+    TxnState,
     Unreadable,
     Write,
     concurrently,
@@ -427,7 +428,7 @@ class DecisionLog:
             name = self._writer.transactional_id
             with suppress(BrokerUnavailable):
                 state: TransactionState | None = (yield ask.DescribeTransactions((name,)))[name]
-                if state is not None and state.state == "CompleteAbort":
+                if state is not None and state.state == TxnState.COMPLETE_ABORT:
                     return Undetermined(
                         f"The broker has ended a transaction in {self.topic.name} that took too long. This incarnation "
                         f"ends; the next one reads what is true. Nothing is lost."

@@ -1,4 +1,4 @@
-"""The blocks that are kept: those that a manifest still needs; and orphans, which none does (docs/design/orphans.md).
+"""The blocks that are kept: those that a manifest still needs; and orphans, which none does (docs/design/blocks.md).
 
 Invariants of what is kept: a block is dropped only after the manifest that no longer needs it is durable, and never
 while a retained manifest, a pending checkpoint's base or a savepoint refers to its key, in whatever storage: a storage

@@ -35,6 +35,7 @@ from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    COMMITTED,
     HISTORY,
     HISTORY_ENDED,
     INITIAL,
@@ -350,7 +351,7 @@ class Leader:
             )
         )
         for name, fate in fates.items():
-            if fate != "committed":
+            if fate != COMMITTED:
                 self._note(f"checkpoint {manifest.checkpoint}: output {name} {fate}")
         return fates
 

@@ -89,11 +89,30 @@ class Answered(NamedTuple):
     """The first offset of a batch that is `DONE`."""
 
 
+class TxnState:
+    """The states of a transactional id, as brokers name them. A newer broker may have others."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    PREPARE_EPOCH_FENCE = "PrepareEpochFence"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+    DEAD = "Dead"
+    OPEN = (ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_EPOCH_FENCE)
+    """A transaction under the id holds readers back."""
+    ENDED = (COMPLETE_COMMIT, COMPLETE_ABORT, DEAD)
+    CLOSED = (EMPTY, *ENDED)
+    """The transaction under the id is over, even if its markers were lost."""
+
+
 class TransactionState(msgspec.Struct, frozen=True):
     """A transactional id as DescribeTransactions shows it. No proof of what happened in the past."""
 
     transactional_id: str
     state: str
+    """See `TxnState`."""
     producer_id: int
     epoch: int
     timeout_ms: int

@@ -133,7 +133,7 @@ class RecordDecoder(Protocol):
 
     @property
     def decode(self) -> Callable[[Any], Any]:
-        """Decodes one part. An exception is the record's fault, except an outage; see `engines.runtime.outage`."""
+        """Decodes one part. An exception is the record's fault, except an outage; see `engines.runtime.faults`."""
 
     def parts(self, records: Sequence[Any]) -> Sequence[Any]:
         """The argument of `decode` for each of *records*."""

@@ -1,4 +1,4 @@
-"""The requests of a decision to brokers, with their times: a breakdown of its latency.
+"""The requests of a decision to brokers, with their times: a breakdown of its latency. Workers load it, and no client.
 
 Each client notes its requests in its own thread when they are answered. In a round the leader waits for one request, or
 for several that go out together, each by a client of its own.

@@ -17,11 +17,10 @@ from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
-from exactlyonce.checkpoint.restart import STRATEGIES
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import STRATEGIES, CheckpointSettings
 from exactlyonce.cli.main import parser
 from exactlyonce.engines.events import LEVELS
-from exactlyonce.engines.local.monitoring.metrics import METRICS
+from exactlyonce.engines.local.monitoring.serving import METRICS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings, settings_of_bounded_work
 from exactlyonce.pipeline.settings import CHOICE, FLAG, Declared, declared
 

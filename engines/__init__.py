@@ -5,5 +5,4 @@
   neither. All may import the modules here, which import none of them, except for the replay repair.
 - `external_checks/` looks at the topics and stores of a pipeline.
 - `savepoints/` exports and restores savepoints.
-- `ending/` finds waiting output, and ends it by hand.
 """

@@ -13,8 +13,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
-from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN, CheckpointSettings
+from exactlyonce.checkpoint.settings import (
+    PARTITIONS,
+    PARTITIONS_MIN,
+    CheckpointSettings,
+    RestartStrategy,
+    restart_strategy,
+)
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting

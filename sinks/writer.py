@@ -6,13 +6,16 @@ belong to checkpoint n; a writer pre-commits and never commits: that is the prot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_origin
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import BlockRef, Precommit, StagedAck
+from exactlyonce.pipeline import hints, shape
+from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
+from exactlyonce.pipeline.records import Record
 
 if TYPE_CHECKING:  # else each description would load the schemas of the checkpoint topic
     from exactlyonce.checkpoint.block_storage import Ticket
@@ -231,3 +234,29 @@ class Writable(Protocol):
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask, and the encoder; nothing is written yet."""
+
+
+def holds_records(type_: Any) -> bool:
+    """Whether a stream of the type has records with keys."""
+    return type_ is Record or get_origin(type_) is Record
+
+
+def value_type(type_: Any) -> Any:
+    """The type of the values of a stream of *type_*.
+
+    >>> value_type(Record[int]), value_type(int)
+    (<class 'int'>, <class 'int'>)
+    """
+    return (get_args(type_) or (Any,))[0] if holds_records(type_) else type_
+
+
+def codec_problems(codec: Callable[[Any], Codec[Any]], type_: Any) -> Iterator[str]:
+    """The reasons why a stream of *type_* cannot be encoded by *codec*, which makes the codec for a type."""
+    try:
+        encoded = hints.without_none(codec(type_).type)
+    except shape.UnsupportedType as error:
+        yield str(error)
+        return
+    held = hints.without_none(value_type(type_))
+    if isinstance(encoded, type) and isinstance(held, type) and encoded not in held.__mro__:
+        yield f"value= encodes {shape.type_name(encoded)}, and the stream is of {shape.type_name(held)}"

@@ -29,11 +29,8 @@ from exactlyonce.testing.broker.interface import NoAnswer, Record
 from exactlyonce.testing.broker.model import BrokerModel
 from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Script, evenly
 from exactlyonce.testing.scripted import CRASH
-from exactlyonce.testing.simulation.clients import Owner
 from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
-from exactlyonce.testing.simulation.faults import Faults
-from exactlyonce.testing.simulation.processes import Process
-from exactlyonce.testing.simulation.world import SimulatedWorld, Thread
+from exactlyonce.testing.simulation.world import Faults, Owner, Process, SimulatedWorld, Thread
 from exactlyonce.testing.store import MemorySink, StoreModel
 
 SETTINGS = CheckpointSettings(interval_ms=20, timeout_ms=1_000, tolerable_failed=1, restart_budget_ms=1_000)
@@ -167,7 +164,6 @@ class CrashingWorld(SimulatedWorld):
         if isinstance(owner, Process):
             owner.fail("killed")
             return
-        assert isinstance(owner, SimulatedCoordinator)
         owner.kill_workers()
         owner.alive = False
         self.next_coordinator(0)
@@ -236,7 +232,7 @@ class CrashingWorld(SimulatedWorld):
 
 
 class MemoryRuns:
-    """The `Runs` of a pipeline on brokers in memory."""
+    """Runs of a pipeline on brokers in memory, as `BrokerRuns`."""
 
     def __init__(self, pipeline: Pipeline | Callable[..., Pipeline], parallelism: int, *, drains: bool = True) -> None:
         self._parallelism, self._drains = parallelism, drains

@@ -25,8 +25,8 @@ from pathspec import GitIgnoreSpec
 from selection import COLLECTED, Selection, add_options
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.engines.collector import UnitCollector
 from exactlyonce.engines.local import worker
+from exactlyonce.engines.processes import UnitCollector
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 ROOT = Path(__file__).parents[1]

@@ -17,8 +17,7 @@ from generate import SETTINGS as SETTINGS_PAGE
 
 from exactlyonce.checkpoint.coordinator import JOB_TRANSITIONS
 from exactlyonce.checkpoint.events import CHECKPOINT_TRANSITIONS
-from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import STRATEGIES, CheckpointSettings, restart_strategy
 from exactlyonce.cli.main import parser
 from exactlyonce.cli.spark_arguments import NOTHING_COMPARED
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS

@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
+from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, kept_state
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
 from exactlyonce.pipeline.timers import shown_entry
 from exactlyonce.pipeline.windows import kept_in, moment, window_of

@@ -34,6 +34,7 @@ from exactlyonce.checkpoint.requests import (
     Procedure,
     ProducerState,
     TransactionState,
+    TxnState,
     concurrently,
 )
 from exactlyonce.checkpoint.transactions.commit import await_markers, commit, end, ending, resolve_unknown, sweep
@@ -315,7 +316,7 @@ def _written_to(plan: PendingCheckpoint) -> list[Precommit]:
 def _why_not(precommit: Precommit, state: TransactionState | None, timeout_ms: int, age_ms: int) -> str | None:
     """Why *precommit* cannot be decided on, or None."""
     name = precommit.transactional_id
-    if state is None or state.state != "Ongoing":
+    if state is None or state.state != TxnState.ONGOING:
         return f"transaction {name} is {state.state if state else 'unknown to the broker'}, not Ongoing"
     if (state.producer_id, state.epoch) != (precommit.producer_id, precommit.epoch):
         return f"transaction {name} belongs to another producer now"

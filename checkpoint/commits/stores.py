@@ -19,7 +19,14 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision import CommitProtocol, Fates
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
-from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import (
+    COMMITTED,
+    LOSS_ACCEPTED,
+    Incarnation,
+    Manifest,
+    Repair,
+    StoreCommittable,
+)
 from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 
@@ -154,7 +161,7 @@ class StagedCommits(CommitProtocol):
         fates: dict[str, str] = {}
         for batch in self._batches(manifest):
             sink = batch[0].sink
-            fate = "committed"
+            fate = COMMITTED
             try:
                 yield from self._persistently(ask.CommitStaged(batch, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:

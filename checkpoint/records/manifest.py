@@ -184,15 +184,16 @@ LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
 """What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
 FAILURE_CHARACTERS_MAX = 2_000
 """Of the text of a failure; the rest is left out."""
-LOSS_ACCEPTED = "loss accepted"
-"""The fate of a committable that the user gives up."""
+COMMITTED, PROVEN, REPAIRED, LOSS_ACCEPTED = "committed", "proven", "repaired", "loss accepted"
+"""The fates of committables: the broker or the store says so, and its markers are there; its records are visible; its
+records were written again; the user has given it up."""
 
 
 class BlockRef(msgspec.Struct, frozen=True, gc=False):
     """The place of a block in the checkpoint topic, and proof that it is the block that was written.
 
     In other storages key and SHA-256 are its place, and partition and offset the same for all; see
-    `connectors.blocks.names`.
+    `connectors.block_files`.
     """
 
     partition: int
@@ -556,7 +557,7 @@ class Finalized(msgspec.Struct, frozen=True):
     at_ms: int
     """When that was known."""
     fates: tuple[tuple[str, str], ...]
-    """(transactional id or name, "committed" | "proven" | "repaired" | "loss accepted")."""
+    """(transactional id or name, `COMMITTED`, `PROVEN`, `REPAIRED` or `LOSS_ACCEPTED`)."""
     decided_at_ms: int = 0
     """When the manifest was durable; 0: not known."""
     stats: bytes = b""

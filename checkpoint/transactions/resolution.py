@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Committable, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, REPAIRED, Committable, Manifest, Repair
 from exactlyonce.checkpoint.transactions.commit import Commits
 from exactlyonce.pipeline.errors import Halt
 
@@ -63,7 +63,7 @@ class Resolution:
         by_current = {committable.current.transactional_id: committable for committable in self._all.values()}
         for name, fate in commits.fates.items():
             committable = by_current[name]
-            committable.fate = "repaired" if committable.current is not committable.original else fate
+            committable.fate = REPAIRED if committable.current is not committable.original else fate
         why = "its records are no longer in the output log, so their fate is unknown"
         for gone in commits.gone:
             self._halt_unless_accepted(by_current[gone.transactional_id], gone, why)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _DECLINED = 1
 _LABEL_WIDTH = 15
-_CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 _EXAMPLES = """\
 Delete all traces of a pipeline or of a Spark sink: its checkpoints with all state, its
@@ -93,6 +92,8 @@ def _show(resources: PipelineResources, bootstrap_servers: str) -> None:
 
 def going(resources: PipelineResources) -> Iterator[tuple[str, str]]:
     """The resources that a reset deletes, with labels."""
+    from exactlyonce.checkpoint.requests import TxnState
+
     history = resources.history
     if resources.topic:
         numbers = ", ".join(str(manifest.checkpoint) for manifest in history.retained) if history else ""
@@ -103,7 +104,7 @@ def going(resources: PipelineResources) -> Iterator[tuple[str, str]]:
     if resources.unreadable:
         yield "", f"{resources.unreadable} Blocks outside of the topic, if any, cannot be found: they stay."
     if resources.transactions:
-        still_open = sum(transaction.state not in _CLOSED for transaction in resources.transactions)
+        still_open = sum(transaction.state not in TxnState.CLOSED for transaction in resources.transactions)
         fenced = f"{counted(len(resources.transactions), 'id')} fenced, so that no older process can write"
         yield "transactions", f"{still_open} open, to be aborted; {fenced}" if still_open else fenced
     if history and history.unfinalized:

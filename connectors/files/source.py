@@ -13,8 +13,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
 from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, JsonLines, Parquet
-from exactlyonce.connectors.filestore.store import FileStore, StoredFile
-from exactlyonce.connectors.filestore.urls import path_problems, store_of
+from exactlyonce.connectors.filestore.store import FileStore, StoredFile, path_problems, store_of
 from exactlyonce.connectors.splits import OpenSplit, PlacedDecoder, SplitDecoder, SplitSource, require_reached
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import Codec, codec_for

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.postgres.dsn import has_password
+from exactlyonce.connectors.postgres.dsn import PostgresTable
 from exactlyonce.connectors.source import RangeContext, SplitFinder
-from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange, SplitSource
-from exactlyonce.connectors.tables import columns_of, forms_of, table_problems
+from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange
+from exactlyonce.connectors.tables import KeyedRows, columns_of, forms_of
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.errors import ConfigError, Halt
-from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN
 from exactlyonce.pipeline.shape import Form, describe, type_name
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ _SLOT = re.compile("[a-z0-9_]{1,63}")
 
 
 @dataclass(frozen=True, eq=False)
-class PostgresChanges(SplitSource[Change[T]]):
+class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
     """Captures the changes of a table: ``PostgresChanges("customers", dsn="env:SHOP_DSN", key="id", value=Customer)``
     gives `Change[Customer]`, first the rows that are there, then each change after its commit.
 
@@ -63,24 +60,16 @@ class PostgresChanges(SplitSource[Change[T]]):
         return f"postgres-changes:{self.table}"
 
     @property
-    def key_columns(self) -> tuple[str, ...]:
-        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
-
-    @property
     def slot_name(self) -> str:
         return self.slot or "exactlyonce_" + re.sub("[^a-z0-9_]", "_", self.table.lower())
 
-    @property
-    def repeats(self) -> bool:
-        return False
-
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import SlotFinder
         return SlotFinder(source, self)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import OpenSlot
         return OpenSlot(self, position)
 
@@ -103,18 +92,18 @@ class PostgresChanges(SplitSource[Change[T]]):
 
         Raises `StoreError` where the role may not, `StoreUnavailable` where nobody answers.
         """
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import set_up
         set_up(self)
 
     def drop(self) -> None:
         """Remove the slot and the publication. Raises as `setup`."""
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import drop
         drop(self)
 
     def decoder(self) -> SplitDecoder:
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.change_values import ChangeDecoder
         decoder, name = ChangeDecoder(self), type_name(self.value)
         return SplitDecoder(decoder.decode, decoder.as_json, lambda part, error: f"the row is not {name}: {error}")
@@ -131,15 +120,8 @@ class PostgresChanges(SplitSource[Change[T]]):
             return int(texts[0])
         return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
 
-    def _needing_driver(self) -> AbstractContextManager[None]:
-        """Around imports of what needs psycopg: descriptions do without."""
-        return needing("postgres", "psycopg", f"PostgresChanges({self.table!r})")
-
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        yield from table_problems(self.table, self.dsn, self.key_columns, self.value)
-        if has_password(self.dsn):
-            yield PASSWORD_WRITTEN
         columns = columns_of(self.value)
         if missing := [column for column in self.key_columns if columns and column not in columns]:
             yield f"key={self.key!r}: {type_name(self.value)} has no field {missing[0]!r}"

@@ -24,12 +24,17 @@ from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import HISTORY, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
-from exactlyonce.engines.bounded.advance import Advanced, advance
+from exactlyonce.engines.bounded.advance import Advanced, advance, first_part, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
-from exactlyonce.engines.bounded.splits import splittable_tasks
-from exactlyonce.engines.bounded.stages import refuse_unbounded
-from exactlyonce.engines.bounded.stop_offsets import first_part, readings, rest, stop_offsets
-from exactlyonce.engines.bounded.submit import Executors, Submit, WorkListener, in_process, in_process_keeping
+from exactlyonce.engines.bounded.stages import (
+    Executors,
+    Submit,
+    WorkListener,
+    in_process,
+    in_process_keeping,
+    refuse_unbounded,
+    splittable_tasks,
+)
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX

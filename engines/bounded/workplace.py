@@ -28,7 +28,7 @@ from itertools import count
 from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import is_url
-from exactlyonce.engines.bounded.unit.locations import folder_at, put, staging_at
+from exactlyonce.engines.bounded.unit.staging import folder_at, put, staging_at
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")

@@ -5,8 +5,8 @@ channels have drained. A signal is always accepted, so that a full channel delay
 reader grants only delays the writer: frames, their order and the order log do not depend on it. A `Capture` gets all
 in-flight frames in order: with the reader, in the socket, or unsent. See docs/design/unaligned-checkpoints.md.
 
-A loop is a back edge, between subtasks of one number; see docs/design/loops.md. It accepts everything it is fed, so
-that no subtask waits for itself. Its head neither takes nor is sent new records while more than `ROUND_RECORDS_MAX` or
+A loop is a back edge, between subtasks of one number, described there too. It accepts everything it is fed, so that no
+subtask waits for itself. Its head neither takes nor is sent new records while more than `ROUND_RECORDS_MAX` or
 `ROUND_BYTES_MAX` wait to come round. A loop that grows beyond `LOOP_RECORDS_MAX` or `LOOP_BYTES_MAX` ends the job. A
 frame comes when its pause is over and the frames before it have come. A capture includes resting frames.
 """

@@ -14,7 +14,7 @@ barriers, and they need no room in a closed channel.
 
 A barrier that overtakes takes its snapshot when it is due, wherever the barriers in the channels are, and without room
 for outputs. Earlier records that are not taken yet are captured, and count for the next interval. See
-docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backpressure.md.
+docs/design/unaligned-checkpoints.md and docs/design/backpressure.md.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.engines.local.channels import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, Channel, LoopChannel
 from exactlyonce.engines.local.inputs import (
+    BATCH_RECORDS_MAX,
     ChannelCapture,
     ChannelInput,
     FeedbackInput,
+    Outlet,
     PacedInput,
     RestoredInput,
     Slices,
     SourceInput,
+    slice_pace,
 )
 from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet, slice_pace
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.cut import Cut, Stopwatch
+from exactlyonce.engines.runtime.cut import Cut, Stopwatch, WorkerBlocks
 from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit

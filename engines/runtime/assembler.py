@@ -18,32 +18,32 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
-from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, TaskSpec
 from exactlyonce.engines.runtime import (
     expiry,
     in_flight,
     join_operators,
     ordering,
-    revisions,
     timer_operators,
-    window_join_operators,
     window_operators,
 )
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.answers import AnswerCodec, Answers
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import StagedBlocks, SubtaskBlocks, WorkerBlocks, whole_or_halt
-from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.cut import (
+    Cut,
+    InFlightCapture,
+    StagedBlocks,
+    SubtaskBlocks,
+    WorkerBlocks,
+    whole_or_halt,
+)
 from exactlyonce.engines.runtime.enriching import Enricher, Service
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes, place_of
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.notes import Notes
-from exactlyonce.engines.runtime.order_log import OrderRuns
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.runtime.order_log import AnswerCodec, Answers, OrderRuns
 from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedParts
-from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard, Watermark
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
@@ -72,9 +72,8 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
 }  # fmt: skip
 """The operators of nothing but the user's function."""
 _OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
-    **window_operators.OPERATORS, **revisions.OPERATORS, **join_operators.OPERATORS, **window_join_operators.OPERATORS,
-    **timer_operators.OPERATORS,
-    **ordering.OPERATORS, **expiry.OPERATORS,
+    **window_operators.OPERATORS, **join_operators.OPERATORS, **timer_operators.OPERATORS, **ordering.OPERATORS,
+    **expiry.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
 

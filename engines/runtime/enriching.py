@@ -19,11 +19,10 @@ from itertools import chain
 from typing import Any
 
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S
-from exactlyonce.engines.runtime.answers import AnswerCodec, Answers, FetchFailed
 from exactlyonce.engines.runtime.batch import Batch, shown_origin
+from exactlyonce.engines.runtime.faults import is_outage, place_of
 from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip, record_error
-from exactlyonce.engines.runtime.outage import is_outage
-from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.order_log import AnswerCodec, Answers, FetchFailed
 from exactlyonce.pipeline.enrich import Calls, Enriched
 from exactlyonce.pipeline.errors import RecordError, Unavailable, text_of
 from exactlyonce.pipeline.failpoints import hit

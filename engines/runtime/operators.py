@@ -26,9 +26,7 @@ import msgspec
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.outage import is_outage, pause, retried
-from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, is_outage, pause, place_of, retried
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,

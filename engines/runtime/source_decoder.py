@@ -1,7 +1,7 @@
 """What a source's messages become in one subtask: records, their event times, and the watermark. No I/O, no clock.
 
 Invariants of decoding: a batch is decoded in one pass, in time linear in the messages, and no good record is decoded
-twice. Only what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition,
+twice. Only what `engines.runtime.faults` calls a bad record is skipped. Every skipped record is counted by partition,
 and noted.
 
 The floor of a split is the greatest time before its next record, minus the disorder and 1 ms: a record is late if it is
@@ -26,11 +26,16 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.faults import (
+    RETRY_PAUSES_S,
+    DeadLetterOutput,
+    Notes,
+    is_bad_record,
+    is_outage,
+    pause,
+    place_of,
+)
 from exactlyonce.engines.runtime.operators import facts_of, or_skip, record_error
-from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
-from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.durations import shown_duration

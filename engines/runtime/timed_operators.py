@@ -19,7 +19,7 @@ import msgspec
 
 from exactlyonce.checkpoint.events import LeftOut
 from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of, shown_origin
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.durations import shown_duration

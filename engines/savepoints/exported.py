@@ -31,17 +31,17 @@ import msgspec
 from fastavro import parse_schema, reader, writer
 
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
 from exactlyonce.engines.savepoints.contents import (
+    KeptEntry,
     LoopEntry,
     Saved,
     SavedFile,
     SavedLoop,
     SavedOperator,
     Savepoint,
+    portions,
 )
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.key_types import forms_of

@@ -31,10 +31,9 @@ from exactlyonce.engines import processes
 from exactlyonce.engines.configuration import absolute, client_from, read_file
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind
-from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedOperator, Savepoint
+from exactlyonce.engines.savepoints.contents import KeptEntry, LoopEntry, Saved, SavedOperator, Savepoint, decoded
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, require_place
-from exactlyonce.engines.savepoints.fitting import state_type_of
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
+from exactlyonce.engines.savepoints.restoring import state_type_of
 from exactlyonce.engines.savepoints.retained import open_savepoint, require_savepoint
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline import key_types

@@ -19,13 +19,13 @@ from msgspec import Meta
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.audit.audit import SHOWN as FINDINGS_SHOWN
-from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
+from exactlyonce.engines.bounded.audit import SHOWN as FINDINGS_SHOWN
+from exactlyonce.engines.bounded.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.diff import SHOWN, Diff, DiffReport
-from exactlyonce.engines.bounded.replay.expected import ExpectedOutput
-from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
-from exactlyonce.engines.bounded.submit import Executors
+from exactlyonce.engines.bounded.recompute import ExpectedOutput
+from exactlyonce.engines.bounded.reproduce import Replay, Replayed
+from exactlyonce.engines.bounded.stages import Executors
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import RunOptions, settings_of_bounded_work
 from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns

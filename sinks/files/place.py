@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import is_url, storage_url
-from exactlyonce.connectors.filestore.store import NewFile, Retries, Upload, WaitingFile, WaitingFileGone
-from exactlyonce.connectors.filestore.urls import store_of
+from exactlyonce.connectors.filestore.store import NewFile, Retries, Upload, WaitingFile, WaitingFileGone, store_of
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, StoreError, StoreUnavailable
 from exactlyonce.sinks.files.layout import HIDDEN, STAGED, TEMPORARY, StagedList, WriterId, decode_staged
 

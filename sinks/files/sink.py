@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeVar
 
-from exactlyonce.connectors.filestore.urls import path_problems
+from exactlyonce.connectors.filestore.store import path_problems
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE, StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
@@ -25,8 +25,7 @@ from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
 from exactlyonce.sinks.files.place import Place
-from exactlyonce.sinks.files.staging import Rolling, StagedFiles, drop_older
-from exactlyonce.sinks.files.writer import FilesWriter
+from exactlyonce.sinks.files.writer import FilesWriter, Rolling, StagedFiles, drop_older
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
 

@@ -24,8 +24,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
 from exactlyonce.pipeline.sink import Routes, Sink, mapped
-from exactlyonce.sinks.values import codec_problems, holds_records, value_type
-from exactlyonce.sinks.writer import Opened, WriterContext
+from exactlyonce.sinks.writer import Opened, WriterContext, codec_problems, holds_records, value_type
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

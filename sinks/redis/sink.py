@@ -19,11 +19,11 @@ from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.sinks.redis.encoding import RedisEncoder
+from exactlyonce.sinks.redis.rows import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
-from exactlyonce.sinks.values import codec_problems, holds_records, value_type
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
+from exactlyonce.sinks.writer import codec_problems, holds_records, value_type
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.ledger import LedgerBehind, LedgerEntry, SinkLedger
 from exactlyonce.sinks.redis.connection import RedisConnection
-from exactlyonce.sinks.redis.encoding import RedisEncoder
-from exactlyonce.sinks.redis.rows import Part, Parts, argument
+from exactlyonce.sinks.redis.rows import Part, Parts, RedisEncoder, argument
 from exactlyonce.sinks.redis.scripts import APPLY, FENCE, RIGHTS, TOUCH, WRITE, Script, ledger_key, ledger_prefix
 
 TIMEOUT_S = 30.0

@@ -17,8 +17,7 @@ from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
 from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.sql.ledger import Ledger, OwnTable, Session
-from exactlyonce.sinks.sql.sink import TableSink
-from exactlyonce.sinks.sql.table import Table, column_problems, row_fields
+from exactlyonce.sinks.sql.table import Table, TableSink, column_problems, row_fields
 from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 SinkT = TypeVar("SinkT", bound=TableSink[Any])

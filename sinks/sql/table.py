@@ -1,17 +1,24 @@
-"""A table, as a sink describes it and as the database has it: modes, and mismatches."""
+"""A table of a database, as a sink describes it and as the database has it: modes, and mismatches. Opens nothing."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
+from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
+from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 
 MODES = ("append", "upsert", "delete")
+WRITE_AHEAD = "write_ahead"
+T = TypeVar("T")
 
 
 class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,3 +98,50 @@ def column_problems(
     for column in columns.values() if inserts else ():
         if column.name not in names and not (column.nullable or column.has_default or column.generated):
             yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"
+
+
+class TableSink(DatabaseTable, WriteAheadSink[T]):
+    """The description of a table as a write-ahead sink, whatever the dialect."""
+
+    place_kind: ClassVar[str]
+    """Schema or database: the ledger lies in that of the table."""
+    mode: str
+    key: tuple[str, ...]
+    create: bool
+    commit: str
+
+    @abstractmethod
+    def name_problems(self) -> Iterator[str]:
+        """The problems of the table's name."""
+
+    @property
+    def shown(self) -> str:
+        """Table, mode and key: ``shop.totals upsert by customer``."""
+        by = f" by {', '.join(self.key)}" if self.key else ""
+        return f"{self.full_name} {self.mode}{by}"
+
+    @property
+    def full_name(self) -> str:
+        """The table, with its schema if that is given apart."""
+        return self.table
+
+    def ledger_of(self, pipeline: str, sink: str) -> str:
+        """Its rows in the table beside the target, as SQL."""
+        rows = f"WHERE pipeline = '{pipeline}' AND sink = '{sink}'"
+        return f"table {LEDGER} in the {self.place_kind} of {self.table}, {rows}"
+
+    # --- problems ---------------------------------------------------------------------------------------------------
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """The problems of the arguments, and of the type as rows of a table."""
+        yield from self.name_problems()
+        yield from self.dsn_problems()
+        wrong = list(description_problems(self.mode, self.key, self.create))
+        yield from wrong
+        if self.commit != WRITE_AHEAD:
+            yield (
+                f"commit={self.commit!r} must be {WRITE_AHEAD!r}, as it is by itself: rows wait in the checkpoint "
+                f"topic until their checkpoint is decided, in any mode, without locks or settings of the server"
+            )
+        if not wrong and type_ is not UNKNOWN:
+            yield from row_problems(type_, self.key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exactlyonce.checkpoint.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, restart_strategy
+from exactlyonce.checkpoint.settings import ExponentialDelay, FailureRate, FixedDelay, NoRestart, restart_strategy
 from exactlyonce.pipeline.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ import pytest
 from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines import run_requests
-from exactlyonce.engines.maintenance_leader import short_incarnation
+from exactlyonce.engines.connections import short_incarnation
 from exactlyonce.engines.savepoints import exported, retained
 from exactlyonce.pipeline.errors import StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S

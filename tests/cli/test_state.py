@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.cli.commands.state import lines, row, table, type_text
 from exactlyonce.cli.main import main
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, possible_keys
+from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, possible_keys
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.shape import describe

@@ -7,8 +7,7 @@ from confluent_kafka import Producer
 from settled import await_readable
 
 from exactlyonce.pipeline.errors import BrokerUnavailable
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
-from exactlyonce.testing.container import kafka_container
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, kafka_container
 
 pytestmark = pytest.mark.docker
 

@@ -24,8 +24,7 @@ from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.assembler import inputs_at_hand
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, origins_of
-from exactlyonce.engines.runtime.dead_letters import TEXT_LENGTH_MAX, DeadLetterOutput
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.faults import TEXT_LENGTH_MAX, DeadLetterOutput, Notes
 from exactlyonce.engines.runtime.operators import (
     BatchOperator,
     Filter,

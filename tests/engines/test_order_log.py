@@ -15,7 +15,7 @@ from exactlyonce.engines.runtime import order_log
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.blocks import ORDER
+from exactlyonce.engines.runtime.cut import ORDER
 from exactlyonce.engines.runtime.order_log import (
     CLOCK,
     FLOOR,

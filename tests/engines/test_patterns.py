@@ -15,7 +15,7 @@ from waiting import until
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 
 pytestmark = pytest.mark.broker

@@ -13,18 +13,23 @@ import pytest
 from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint.records.manifest import ChannelLog
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore import local
 from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.cut import SubtaskBlocks, WorkerBlocks, finish
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.savepoints import exported
-from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import (
+    KeptEntry,
+    LoopEntry,
+    Saved,
+    SavedLoop,
+    SavedOperator,
+    TopicSavepoint,
+)
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint, export, remove
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 

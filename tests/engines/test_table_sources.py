@@ -17,7 +17,7 @@ from shop import on_mariadb, on_postgres
 
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded

@@ -14,8 +14,7 @@ from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes
 from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,

@@ -20,9 +20,9 @@ from window_clicks import insert
 from exactlyonce.engines.runtime import window_operators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.revisions import OPERATORS as REVISING
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
 from exactlyonce.engines.runtime.window_operators import OPERATORS, WindowOperator
+from exactlyonce.engines.runtime.window_operators import OPERATORS as REVISING
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK

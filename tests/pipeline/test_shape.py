@@ -20,7 +20,7 @@ from exactlyonce.pipeline.shape import Form, UnsupportedType, describe, describe
 from exactlyonce.sinks.files.avro import avro_record
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.parquet import arrow_schema
-from exactlyonce.sinks.postgres.column_types import created_type
+from exactlyonce.sinks.postgres.catalogue import created_type
 from exactlyonce.sinks.sql.fields import fields_of, kind_name
 from exactlyonce.state.state_type import StateType
 

@@ -38,8 +38,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest, coordinator_id
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
 from exactlyonce.checkpoint.transactions import commit
-from exactlyonce.connectors.blocks.names import name_of
-from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.connectors.block_files import FileBlocks, name_of
 from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring

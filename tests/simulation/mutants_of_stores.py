@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.sinks import ledger
 from exactlyonce.sinks.ledger import LedgerEntry
-from exactlyonce.sinks.write_ahead.committer import RowsCommitter
+from exactlyonce.sinks.write_ahead.sink import RowsCommitter
 from exactlyonce.sinks.write_ahead.writer import RowsWriter
 
 UNDECIDED = r"is applied though no durable manifest names it"

@@ -19,7 +19,7 @@ from topologies import topic_of
 from exactlyonce.checkpoint.records.manifest import Committable, Manifest, Written, shares
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines.bounded.unit import ordering
-from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, TaskSpec
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
@@ -28,7 +28,6 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Node

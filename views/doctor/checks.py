@@ -22,6 +22,7 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import (
     AtOdds,
@@ -42,16 +43,16 @@ from exactlyonce.engines.external_checks.preflight import (
     output_gone,
     require_unread,
 )
-from exactlyonce.engines.pending_output import unfinalized_committables
+from exactlyonce.engines.pending_output import GONE, unfinalized_committables
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, Halt, TopicError
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.views import rights
+from exactlyonce.views.checkpoints import BlockSurvey, needed_blocks, survey
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings, Subject
 from exactlyonce.views.rights import CLUSTER, GROUP, Right, rights_of
-from exactlyonce.views.unclaimed_blocks import BlockSurvey, needed_blocks, survey
 
 MESSAGE_BYTES_MAX = 1_000_000
 """The largest record that a producer of librdkafka sends, unless told otherwise."""
@@ -540,7 +541,7 @@ def _unfinalized(subject: Subject, history: History, manifest: Manifest, finding
     count = len(unfinalized_committables(history)) + len(manifest.staged)
     runs, now_ms = subject.sign_of_life, subject.now_ms
     lefts = [left for output in decided if (left := output.left_ms(now_ms)) is not None]
-    lost = [output for output in decided if output.state in ("CompleteAbort", "Dead", "gone")]
+    lost = [output for output in decided if output.state in (TxnState.COMPLETE_ABORT, TxnState.DEAD, GONE)]
     age = shown_duration(max(0, now_ms - manifest.completed_at_ms))
     what = (
         f"Checkpoint {manifest.checkpoint} was decided {age} ago and is not finalized: "

@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
-from exactlyonce.engines.backends import in_memory
+from exactlyonce.engines.blocks import in_memory
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, UnitPlace
 from exactlyonce.engines.bounded.unit.ordering import (
@@ -40,14 +40,12 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.cut import WorkerBlocks, finish
+from exactlyonce.engines.runtime.faults import Notes, place_of
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator, Shuffle
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.steps import finish
-from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS

@@ -17,7 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.unit.messages import Stage
 from exactlyonce.engines.bounded.unit.staging import StagedFile
-from exactlyonce.engines.collector import UnitCollector
+from exactlyonce.engines.processes import UnitCollector
 
 
 class _Kept(NamedTuple):

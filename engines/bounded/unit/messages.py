@@ -10,8 +10,8 @@ import msgspec
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Precommit
 from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
+from exactlyonce.engines.plan import TaskSpec
 from exactlyonce.engines.runtime.source_decoder import Skipped
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 
 
 class Reading(msgspec.Struct, frozen=True):

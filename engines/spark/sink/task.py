@@ -29,14 +29,13 @@ from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import TopicInfo, TransactionalId
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
-from exactlyonce.engines.runtime.cut import flush
-from exactlyonce.engines.runtime.steps import finish
+from exactlyonce.engines.runtime.cut import StagedBlocks, WorkerBlocks, finish, flush
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Position, SparkJob, Tally, tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget
@@ -64,7 +63,6 @@ ATTEMPT = "0"
 """The attempt of all transactions of tasks, before Spark's count; repairs have the next."""
 SLOTS_ASKED = 4
 SLOTS_MAX = 64
-FREE = ("CompleteCommit", "CompleteAbort", "Dead")
 BATCHES_AHEAD = 8
 """Batches taken from Spark while the producer is made."""
 WAIT_S = 0.05
@@ -168,7 +166,7 @@ def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnati
         slots = range(first, first + SLOTS_ASKED)
         names = [str(TransactionalId(sink_id, SINK, partition, incarnation, attempt, str(slot))) for slot in slots]
         for name, state in transactions.describe(names).items():
-            if state is None or state.state in FREE:
+            if state is None or state.state in TxnState.ENDED:
                 return name
     raise SinkFailed(f"sink {sink_id!r}: {SLOTS_MAX} runs of task {partition} have left transactions open")
 

@@ -19,8 +19,7 @@ from contract_part import only
 from exactlyonce import EventTime, Record
 from exactlyonce.connectors import FileSource
 from exactlyonce.connectors.source import RangeContext
-from exactlyonce.testing.source_contract import SourceContract
-from exactlyonce.testing.source_contract.sources import SOURCE, SPLITS
+from exactlyonce.testing.source_contract import SOURCE, SPLITS, SourceContract
 
 DAMAGED = "damaged"
 COMPRESSED = (

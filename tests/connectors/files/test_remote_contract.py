@@ -13,8 +13,7 @@ from exactlyonce.connectors import FileSource
 from exactlyonce.connectors.filestore.hdfs import HdfsStore
 from exactlyonce.connectors.filestore.s3 import S3Store
 from exactlyonce.pipeline.errors import Halt
-from exactlyonce.testing.source_contract import SourceContract
-from exactlyonce.testing.source_contract.sources import SOURCE, SPLITS
+from exactlyonce.testing.source_contract import SOURCE, SPLITS, SourceContract
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 BUCKET = "checkpoints"

@@ -16,8 +16,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.source import RangeContext, ReaderClients
-from exactlyonce.testing.source_contract import SourceContract
-from exactlyonce.testing.source_contract.sources import SPLITS
+from exactlyonce.testing.source_contract import SPLITS, SourceContract
 
 pytestmark = pytest.mark.broker
 
