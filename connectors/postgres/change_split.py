@@ -612,9 +612,9 @@ def setup_statements(source: PostgresChanges[Any], table: TableInServer) -> list
     """What makes the publication and the slot: a query that finds each, and the statement that makes it."""
     name = source.slot_name
     return [
-        ("SELECT FROM pg_publication WHERE pubname = $1",
+        ("SELECT 1 FROM pg_publication WHERE pubname = %s",
          sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(sql.Identifier(name), table.name)),
-        ("SELECT FROM pg_replication_slots WHERE slot_name = $1",
+        ("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s",
          sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(name))),
     ]  # fmt: skip
 

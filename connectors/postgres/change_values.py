@@ -70,14 +70,14 @@ class ChangeDecoder:
     """Makes records of the parts of one source."""
 
     def __init__(self, source: PostgresChanges[Any]) -> None:
-        self._source, self._columns = source, columns_of(source.value)
+        self._source, self._columns, self._key = source, columns_of(source.value), source.key_reader
         self._types: dict[Relation, list[tuple[str, int, Callable[[bytes], Any]]]] = {}
 
     def decode(self, part: Part) -> Change[Any]:
         """The record. Raises ValueError if a value does not fit its field, or was not sent."""
         change, source = part.change, self._source
         begin, relation = change.begin, change.relation
-        key = source.key_of(part.key) if part.key else None
+        key = self._key(part.key) if part.key else None
         after = None if change.new is None else self._row(change.new, relation, change.old)
         is_told = change.old is not None and relation.is_full and change.op != "insert"
         before = self._row(change.old, relation, None) if is_told else None

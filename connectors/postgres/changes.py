@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
@@ -109,16 +110,14 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
         return SplitDecoder(decoder.decode, decoder.as_json, lambda part, error: f"the row is not {name}: {error}")
 
     @property
-    def has_numbered_key(self) -> bool:
-        """Whether the key is one column of ints."""
+    def key_reader(self) -> Callable[[Sequence[str]], Any]:
+        """Makes `Change.key` of the texts of the key's columns."""
         columns = columns_of(self.value)
-        return len(self.key_columns) == 1 and forms_of(columns[self.key_columns[0]]) == {Form.INT}
-
-    def key_of(self, texts: tuple[str, ...]) -> Any:
-        """See `Change.key`."""
-        if self.has_numbered_key:
-            return int(texts[0])
-        return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
+        if len(self.key_columns) > 1:
+            return lambda texts: json.dumps(texts, ensure_ascii=False)
+        if forms_of(columns[self.key_columns[0]]) == {Form.INT}:
+            return lambda texts: int(texts[0])
+        return itemgetter(0)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
