@@ -240,8 +240,9 @@ class OpenSlot(OpenSplit):
                     items += parts[skipped:]
                 case Relation():
                     self._look_at(message)
-                case End(lsn):
-                    self._inside, self._skip = False, 0
+                case End(lsn, is_commit):
+                    if is_commit:
+                        self._inside, self._skip = False, 0
                     items.append(message)
                     if self._cursor.pages is not None and lsn >= self._cursor.pages.until:
                         break
@@ -252,7 +253,8 @@ class OpenSlot(OpenSplit):
         given: list[Part] = []
         for item, is_kept in zip(items, self._kept(items), strict=True):
             if isinstance(item, End):
-                self._cursor.lsn, self._cursor.index = max(item.lsn, self._cursor.lsn), 0
+                if item.is_commit or not self._cursor.index:
+                    self._cursor.lsn, self._cursor.index = max(item.lsn, self._cursor.lsn), 0
             elif is_kept and len(given) == records_max:
                 self._rest.append(item)
             else:

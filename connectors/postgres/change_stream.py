@@ -77,6 +77,9 @@ class End(NamedTuple):
     """All transactions up to this position have come."""
 
     lsn: int
+    is_commit: bool
+    """Whether one ends here; else the server is that far, and the transaction that was at hand when the stream before
+    this one ended may still come."""
 
 
 Message = RowChange | Relation | End
@@ -137,7 +140,7 @@ class ChangeStream:
             if asks:
                 self._tell(False)
             if not self._inside:
-                yield End(end)
+                yield End(end, False)
             return
         kind = data[_HEADER : _HEADER + 1]
         if kind in b"IUD":
@@ -151,7 +154,7 @@ class ChangeStream:
         elif kind == b"C":
             (end,) = struct.unpack_from("!Q", data, _HEADER + 10)
             self._inside = False
-            yield End(end)
+            yield End(end, True)
         elif kind == b"R":
             yield from self._relation_of(data)
         elif kind == b"T":
