@@ -17,10 +17,10 @@ import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import TOPIC, storage_setting
 from exactlyonce.checkpoint.transactions.transactional_writer import DECISION_TIMEOUT_MS
-from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
 from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, TEXT, Setting, check_bounds, declared
+from exactlyonce.pipeline.sink import AT_LEAST_ONCE, EXACTLY_ONCE
 
 
 class RestartStrategy(Protocol):

@@ -182,7 +182,7 @@ class ReadsTopic(Readable, Protocol):
 
     @property
     def client(self) -> Any:
-        """The `ClientConfig` of the topic's cluster; None: it is that of the checkpoints."""
+        """The `ClientConfig` of the topic's cluster; None: the cluster of the checkpoints."""
 
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
         """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
@@ -192,7 +192,7 @@ class ReadsTopic(Readable, Protocol):
         the one that names the group, for errors."""
 
     def starting(self, start: Any) -> ReadsTopic:
-        """The same source, whose `first_offsets` are those of *start*, as that of `KafkaSource`."""
+        """The same source with the `first_offsets` of *start*, as `KafkaSource` takes it."""
 
 
 class SplitFinder(Protocol):

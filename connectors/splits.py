@@ -35,7 +35,7 @@ class OpenSplit(ABC):
     """A split that is being read. It belongs to the thread that opened it."""
 
     name: str
-    """Its name for people, as that of its file."""
+    """Its name for people, as the name of its file."""
     time_ms: int = 0
     """The time of its records, in ms since 1970; 0: they have none."""
 
@@ -81,10 +81,10 @@ class SplitRecord(NamedTuple):
     """A position of its split."""
     number: int
     name: str
-    """That of its split, for people."""
+    """The name of its split, for people."""
     time_ms: int
     mark: str
-    """That of its split; empty: its number may be another record's the next time."""
+    """The mark of its split; empty: its number may be another record's the next time."""
 
     def topic(self) -> str:
         return self.start.topic

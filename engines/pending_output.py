@@ -52,7 +52,7 @@ from exactlyonce.sinks.committer import SetAside, StoreView
 WAITS, APPLIED, UNKNOWN, GONE = "waits", "applied", "unknown", "gone"
 """The states of output in a store: set aside, committed, not asked; and of a transaction that the broker forgot."""
 TRANSACTION = "transaction"
-"""The kind of output in Kafka; the other kinds are those of `StoreCommittable`."""
+"""The kind of output in Kafka; `StoreCommittable` has the other kinds."""
 BY_NAME = "its store is known by the module alone: give module:pipeline"
 """Why a store is not asked if a pipeline is named without its module."""
 _AGAIN = "the next run commits it, as often as it takes; `transactions commit MODULE:PIPELINE` does so at once"

@@ -268,7 +268,7 @@ class Builder:
         self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
         late_right: Output[Any] | None, ttl: Duration | None = None,
     ) -> Input:  # fmt: skip
-        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
+        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is for a lookup."""
         inputs, key = self.both(kind, left, right)
         record, version = self.type_of(inputs[0]), join.right(self.type_of(inputs[1]))
         is_known = UNKNOWN not in (record, version)

@@ -119,10 +119,19 @@ class StoreError(UserError):
     """A store other than Kafka refuses a request. The message names the missing thing, and the remedy."""
 
 
+ASKED_AGAIN = "Nothing is lost: it is asked again."
+"""The end of a `StoreUnavailable` that is waited for; not of one that ends the run."""
+
+
 class StoreUnavailable(UserError):
     """A store other than Kafka does not answer, or the outcome of a request is unknown."""
 
     exit_code = 4
+
+    @property
+    def what(self) -> str:
+        """Its text without `ASKED_AGAIN`."""
+        return str(self).removesuffix(ASKED_AGAIN).rstrip()
 
 
 class Unavailable(UserError):

@@ -161,7 +161,7 @@ class BlockStaging(Protocol):
         """The number of in-flight blocks of this worker."""
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
-        """Send a block; those of one sink subtask keep their order."""
+        """Send a block; blocks of one sink subtask keep their order."""
 
 
 class WriterClients(Protocol):

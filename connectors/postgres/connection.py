@@ -466,6 +466,6 @@ SELECT set_config(name, value, true)
 FROM (VALUES ('client_connection_check_interval', '10s'), ('transaction_timeout', '0')) AS newer (name, value)
 WHERE current_setting(name, true) IS NOT NULL
 """
-"""Locks have a time limit, statements that of the client; a dead client's transaction ends soon; a commit is durable.
+"""Locks have a time limit, statements the client's; a dead client's transaction ends soon; a commit is durable.
 Texts are read as they were written, and row-level security raises where it would hide rows. The last two settings came
 with later versions."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from psycopg import sql
@@ -21,6 +21,7 @@ from exactlyonce.connectors.tables import (
     PAGE_ROWS,
     TEXTS,
     Key,
+    KeyedRows,
     Row,
     TableSplit,
     columns_of,
@@ -36,7 +37,7 @@ KEY_TYPES = ("int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uu
              "bytea")  # fmt: skip
 """Types of a key: every value is the same one again once it was text."""
 SAMPLE_ROWS, SPLIT_SAMPLE_ROWS = 20_000, 500
-"""Rows that a table is divided by, and those of them that a split has at least."""
+"""Rows that a table is divided by, and the rows that a split has at least."""
 _ROWS_OF_A_PAGE = 50
 _NEVER = 0
 
@@ -94,17 +95,6 @@ def _begin(connection: PostgresConnection, source: PostgresTableSource[Any], id:
     connection.rows(_TEXTS)
 
 
-class _ReadsTable(Protocol):
-    """A source that reads one table by a key."""
-
-    @property
-    def table(self) -> str: ...
-    @property
-    def key_columns(self) -> tuple[str, ...]: ...
-    @property
-    def value(self) -> Any: ...
-
-
 def looked_up(connection: PostgresConnection, table: str, id: str) -> tuple[str, str, int, str, bool]:
     """The schema, the name, the oid and the kind of the *table* of source *id*, and whether others inherit from it."""
     schema, _, name = table.rpartition(".")
@@ -118,9 +108,9 @@ def looked_up(connection: PostgresConnection, table: str, id: str) -> tuple[str,
 
 
 def found_table(
-    connection: PostgresConnection, source: _ReadsTable, id: str, split: TableSplit | None = None
+    connection: PostgresConnection, source: KeyedRows[Any], id: str, split: TableSplit | None = None
 ) -> TableInServer:
-    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not that of *split*."""
+    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not the table of *split*."""
     schema, name, oid, kind, is_parent = looked_up(connection, source.table, id)
     if split is not None and split.table != str(oid):
         raise Halt(

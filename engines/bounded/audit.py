@@ -68,7 +68,6 @@ from exactlyonce.engines.bounded.unit.visible_lanes import (
     readers_config,
 )
 from exactlyonce.engines.bounded.workplace import free_bytes, workplace
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -80,6 +79,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.kafka.sink import gives_partitions, gives_times
 
@@ -547,7 +547,7 @@ class Audit:
     def _add_foreign(self, intervals: Sequence[CheckpointInterval]) -> None:
         """Add visible records that no checkpoint names, where every checkpoint that could name them is known.
 
-        Among the first judged checkpoint's records may lie those of an expired one; at the end, those of a newer one.
+        Among the first judged checkpoint's records may lie records of an expired one; at the end, of a newer one.
         """
         pipeline = self._loaded.pipeline.name
         now = read_history(self._client, pipeline)

@@ -373,7 +373,7 @@ def _places_by_record(graph: LogicalGraph, node: Node) -> bool:
 def split(unit: Unit, parallelism: int, offsets: int) -> Iterator[Unit]:
     """The splits of *unit*, adjacent and in order; the unit itself if there is but one.
 
-    *offsets* are those of all subtasks of the task, which get *parallelism* units according to their share.
+    *offsets* are of all subtasks of the task, which get *parallelism* units according to their share.
     """
     if len(unit.readings) == 1 and not unit.readings[0].to_end:
         reading = unit.readings[0]
@@ -418,7 +418,7 @@ def _merged(parts: Sequence[Receipt]) -> Receipt:
 
 
 def _ack(acks: Sequence[Ack]) -> Ack:
-    """The acknowledgement of a subtask: its order log is that of its splits, its offset that of the last of them.
+    """The acknowledgement of a subtask: its order log is made of its splits', its offset is the last split's.
 
     The first split counts the records skipped before it, too; the others their own alone.
     """

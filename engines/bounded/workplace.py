@@ -1,6 +1,6 @@
 """A command's own place for staged files, below a shared one; worthless once the command has ended.
 
-Invariants: a command removes its files, and those of killed commands, but never those of a running one.
+Invariants: a command removes its own files and the files of killed commands, never the files of a running one.
 
 In a folder of this machine, or a mounted one, it is a folder of its own: with our name, and an owner file with the
 magic text. A running command holds a lock on its owner file and touches it. A folder is a leftover if its lock is free.

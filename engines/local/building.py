@@ -52,9 +52,9 @@ from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
-from exactlyonce.pipeline.wire import describe
+from exactlyonce.pipeline.records import wire_schema
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.kafka.writer import KafkaProducers, Producers
 from exactlyonce.sinks.writer import GrantedWriter, SinkWriter
 from exactlyonce.state.backend import StateBackend
@@ -186,7 +186,7 @@ class WorkerParts:
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:
     """Build a worker's subtasks of *graph*, restore their state, open their channels; nothing is read or written."""
     activity.phase(f"connecting to topic {start.spec.topic.name}")
-    schemas = {loop.id: describe(loop.type) for loop in graph.loops}
+    schemas = {loop.id: wire_schema(loop.type) for loop in graph.loops}
     backend = state_backend(start.state, graph, start.subtask, start.spec.parallelism)
     parts = WorkerParts(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
     activity.breath = parts.breathe

@@ -62,9 +62,8 @@ from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext, opens_none
-from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
+from exactlyonce.state.backend import CheckpointedState, KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.state_type import StateType
 
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
@@ -147,7 +146,7 @@ class TaskOperators:
     """The receiver of the records of each node."""
     tables: list[KeyedState] = field(default_factory=list)
     dead_letters: dict[str, DeadLetterOutput] = field(default_factory=dict)
-    """Those of each node that has some."""
+    """The dead letters of each node that has some."""
     functions: list[tuple[str, Any]] = field(default_factory=list)
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
@@ -159,7 +158,7 @@ class TaskOperators:
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
     answers: Answers = field(default_factory=Answers)
-    """Those of services."""
+    """The answers of services."""
     _now_ms: int = field(default=0, init=False)
     """The time by the clock at the last look."""
     _told_ms: int = field(default=0, init=False)

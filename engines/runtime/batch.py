@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, compress, repeat
 from typing import Any, Protocol
 
-from exactlyonce.pipeline.event_time import NO_FLOOR
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.event_time import NO_FLOOR, shown_time
 
 RESULT_OF = "result:"
 """The beginning of the topic of an `Origin` that is no place of an input: no topic's name has a colon."""

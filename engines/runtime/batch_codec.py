@@ -17,8 +17,8 @@ from exactlyonce.engines.runtime.operators import facts_of, or_skip
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.records import wire_of
 from exactlyonce.pipeline.shape import type_name
-from exactlyonce.pipeline.wire import wire_of
 from exactlyonce.state.state_type import array_head
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -31,7 +31,7 @@ class Coordinates(NamedTuple):
     partition_number: int
     offset_number: int
     mark: str | None = None
-    """That of its split, as `SplitRecord.mark`; None: it is of a topic."""
+    """The mark of its split, as `SplitRecord.mark`; None: it is of a topic."""
 
     def topic(self) -> str:
         return self.topic_name
@@ -269,7 +269,7 @@ class _Frame(msgspec.Struct, Generic[Record], array_like=True, gc=False):
     times: bytes = b""
     """Empty if its batches had none."""
     marks: list[str | None] = []
-    """Those of `names`; empty if all are topics."""
+    """The marks of `names`; empty if all are topics."""
     floors: bytes = b""
     """Empty if no record is late."""
 

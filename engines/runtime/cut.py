@@ -60,7 +60,7 @@ class WorkerBlocks:
     """Numbers the blocks that one worker writes to *attempt*."""
 
     def __init__(self, attempt: AttemptBlocks, loop_schemas: Mapping[str, Any] | None = None) -> None:
-        """*loop_schemas*, by loop, are written with in-flight records; see `pipeline.wire.describe`."""
+        """*loop_schemas*, by loop, are written with in-flight records; see `pipeline.records.wire_schema`."""
         self.attempt, self.loop_schemas = attempt, record_schemas(loop_schemas or {})
         self._number = 0
 

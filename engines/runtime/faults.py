@@ -108,6 +108,12 @@ def place_of(error: BaseException) -> str:
     return f" ({_shown(frames[-1])})" if frames else ""
 
 
+def declared_at(function: Callable[..., Any]) -> str:
+    """The place of the first line of *function*, as `place_of`; empty for one without code of its own."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno} in {code.co_name})"
+
+
 def _shown(frame: traceback.FrameSummary) -> str:
     """The file, without its folder, the line and the function of *frame*: the same on any machine."""
     return f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
@@ -240,7 +246,7 @@ class DeadLetterOutput:
     pipeline: str
     operator: str
     kind: str
-    """That of `Reason`."""
+    """The kind of `Reason`."""
     notes: Notes
     inputs: Mapping[str, Callable[[Any], DeadLetter]] = field(default_factory=dict)
     """By topic, what makes a letter of an input record; empty: a record has only the place of its input record."""

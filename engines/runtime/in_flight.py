@@ -28,9 +28,10 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, RecordPlace
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, is_same, records_in
-from exactlyonce.pipeline import shape, wire
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
+from exactlyonce.pipeline.records import wire_schema
 from exactlyonce.pipeline.schema_evolution import lost, unfit
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import common_groups, group_range
@@ -160,7 +161,7 @@ def misfit(written: Any, type_: Any) -> str:
     >>> misfit({"list": "int"}, set[int])
     'set[int] (its items that occur more than once) would be lost'
     """
-    now, name = wire.describe(type_), shape.type_name(type_)
+    now, name = wire_schema(type_), shape.type_name(type_)
     if written == now:
         return ""
     if gone := lost(written, now, name):

@@ -328,13 +328,13 @@ class AsOfJoiner(Joiner[AsOf]):
     _new: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
     """The left records that are in memory alone."""
     _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
-    """Those that the table has, too."""
+    """The waiting records that the table has, too."""
     _begun: list[EarlyLeft] = field(default_factory=list, init=False)
-    """Those of the bucket that a firing is at, in their order."""
+    """The records of the bucket that a firing is at, in their order."""
     _count_begun: int = field(default=0, init=False)
     """How many of these have had their results."""
     _unwritten: list[EarlyLeft] = field(default_factory=list, init=False)
-    """Those of them that the table does not have."""
+    """The records of the bucket that the table does not have."""
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)

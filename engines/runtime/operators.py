@@ -26,7 +26,7 @@ import msgspec
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
-from exactlyonce.engines.runtime.faults import DeadLetterOutput, is_outage, pause, place_of, retried
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, declared_at, is_outage, pause, place_of, retried
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
@@ -38,9 +38,8 @@ from exactlyonce.pipeline.errors import (
     require_whole,
     text_of,
 )
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK, ms_of
 from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
-from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
@@ -58,11 +57,14 @@ def facts_of(operator: str, origin: Origin | None) -> Facts:
 
 
 def record_error(
-    subject: str, operator: str, origin: Origin | None, error: BaseException, *, on: str = ""
+    subject: str, operator: str, origin: Origin | None, error: BaseException, *, on: str = "", at: str = ""
 ) -> RecordError | Unavailable:
-    """The *error* that a user's function, named *subject*, raised on the record at *origin*; *on*: on what else."""
+    """The *error* that a user's function, named *subject*, raised on the record at *origin*; *on*: on what else.
+
+    *at*: the place in the user's code, if the traceback does not tell.
+    """
     text = text_of(error).removesuffix(".")
-    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {on or shown_origin(origin)}."
+    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error) or at}, on {on or shown_origin(origin)}."
     if is_outage(error):
         return Unavailable(
             f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
@@ -403,6 +405,12 @@ class StateCalls(BatchOperator):
         """Whether the table has a loop of its own for a function that reduces."""
         return False
 
+    def error(self, origin: Origin, error: BaseException) -> RecordError | Unavailable:
+        at = ""
+        if "unpack" in str(error):  # outside of the function, so no line of it is in the traceback
+            at = f": it must return a pair, the state and the output{declared_at(self.fn)}"
+        return record_error(f"Operator {self.id!r}", self.id, origin, error, at=at)
+
     def _runner(
         self, fn: Callable[..., Any], batch: Batch, dead: Sequence[tuple[int, BaseException]]
     ) -> Callable[[slice], list[Any]]:
@@ -647,7 +655,7 @@ class SinkOutput(BatchOperator):
     """The type of its records; None: unknown."""
     sleep: Callable[[float], None] = field(default=pause, kw_only=True)
     origins: Sequence[Origin] = field(default=(), init=False)
-    """Those of the outputs that are being written."""
+    """The origins of the outputs that are being written."""
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)

@@ -23,9 +23,8 @@ from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.errors import RecordError, Unavailable
-from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.pipeline.event_time import LATEST_MS, NO_WATERMARK, shown_time
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import CLOCK, FOREVER, Batches, CoHandling, Handling, Timers
 from exactlyonce.pipeline.windows import moment
@@ -49,7 +48,7 @@ class HandlerOperator(TimedOperator[Emitted]):
     read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     state_type: StateType[Any]
-    """That of a key's state alone."""
+    """The type of a key's state alone."""
     has_times: bool = True
     """Whether records have event times."""
     _takers: tuple[Callable[..., Any], ...] = field(init=False)

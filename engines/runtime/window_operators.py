@@ -28,8 +28,7 @@ from exactlyonce.engines.runtime.timed_operators import (
 )
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS, require_whole
-from exactlyonce.pipeline.event_time import END_OF_TIME
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.event_time import END_OF_TIME, shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Windowed, moment

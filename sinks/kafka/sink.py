@@ -18,12 +18,11 @@ from exactlyonce.connectors.registry import check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, DeadLetterTarget
-from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
-from exactlyonce.pipeline.sink import Routes, Sink, mapped
+from exactlyonce.pipeline.sink import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery, Routes, Sink, mapped
 from exactlyonce.sinks.writer import Opened, WriterContext, codec_problems, holds_records, value_type
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class KafkaSink(Sink[T], Generic[T]):
         return KafkaSource.records(self.topic, value=self.codec(type_), key=key)
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
+        """The writer of one subtask; its transactional ids, if it has any, are of this attempt."""
         from exactlyonce.sinks.kafka.deferred import DeferredWriter
         from exactlyonce.sinks.kafka.writer import KafkaWriter, PlainWriter, TransactionPool
 

@@ -97,7 +97,7 @@ class KafkaProducers:
         *,
         partitioner: str | None = None,
     ) -> None:
-        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: that of *config*."""
+        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: *config*'s."""
         own = {} if partitioner is None else {SETTING: partitioner}
         self._topic, self._config, self._timeout_ms = topic, {**config, **own}, transaction_timeout_ms
         self._executor = executor

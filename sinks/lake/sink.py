@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ASKED_AGAIN, ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -94,7 +94,7 @@ class LakeSink(Sink[T]):
         """The address of its files, as far as the description has it; empty: another names it."""
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants | None:
-        """See `Sink`: those of files in S3; a catalog has rights of its own."""
+        """See `Sink`: rights on files in S3; a catalog has rights of its own."""
         if not self.address.startswith("s3://"):
             return None
         return s3_grants(self.address, user, on_objects=S3_ON_OBJECTS, on_bucket=S3_ON_BUCKET)
@@ -219,7 +219,7 @@ class LakeCommitter:
             return after, table
         raise StoreUnavailable(
             f"Other writers of the table were faster {ATTEMPTS_MAX} times in a row. Let them commit less often. "
-            f"Nothing is lost: it is asked again."
+            f"{ASKED_AGAIN}"
         )
 
     def clean(self, incarnation: int, attempt: int) -> None:

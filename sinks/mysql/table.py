@@ -56,7 +56,7 @@ _CREATED_IN_KEY = {
     Form.BYTES: "VARBINARY(255)",
 }
 _EXACT_COLLATIONS = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin", "utf8mb4_bin")
-"""Those of MariaDB, of MySQL, and of old servers, which ignore blanks at the end: only equal keys are one."""
+"""Collations of MariaDB, of MySQL, and of old servers, which ignore blanks at the end: only equal keys are one."""
 
 
 class MySQLColumn(TableColumn, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ def column_types(session: MySQLSession, name: str) -> dict[str, str]:
 def table_problems(
     table: MySQLTable, mode: str, fields: Sequence[RowField], key: Sequence[str], of_columns: Iterable[str]
 ) -> Iterator[str]:
-    """The reasons why the table cannot take rows, each with its remedy; *of_columns*: those of its columns."""
+    """The reasons why the table cannot take rows, each with its remedy; *of_columns*: the reasons of its columns."""
     if table.kind == "VIEW":
         yield "it is a view: name the table"
         return

@@ -256,7 +256,7 @@ def target_problems(
     target: Target,
     of_columns: Iterable[str],
 ) -> list[str]:
-    """The reasons why the table cannot take rows of the sink; *of_columns*: those of its columns."""
+    """The reasons why the table cannot take rows of the sink; *of_columns*: the reasons of its columns."""
     wrong = [*_kind_problems(connection, target), *of_columns, *_rule_problems(connection, sink, target)]
     if not wrong and sink.mode == "upsert":
         wrong += _index_problems(connection, target, sink.key)

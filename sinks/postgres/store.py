@@ -12,9 +12,9 @@ from typing import Any
 from psycopg import sql
 
 from exactlyonce.connectors.postgres.connection import Limits, LockHeld, PostgresConnection
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.pipeline.errors import ASKED_AGAIN, StoreUnavailable
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.postgres import catalogue
 from exactlyonce.sinks.postgres.catalogue import (
     RIGHTS,
@@ -139,7 +139,7 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
             raise StoreUnavailable(
                 f"Another session holds the ledger's row of sink {sink!r}, pipeline {pipeline!r} (sessions of an older "
                 f"run that were ended: {', '.join(ended) or 'none'}). See pg_locks and pg_stat_activity, and end it by "
-                f"pg_terminate_backend(pid). Nothing is lost: it is asked again."
+                f"pg_terminate_backend(pid). {ASKED_AGAIN}"
             ) from None
 
     def _session_name(self, pipeline: str, sink: str) -> str:

@@ -11,13 +11,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.shape import Form
+from exactlyonce.pipeline.sink import StoreDelivery
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.redis.rows import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key

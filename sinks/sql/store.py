@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, TypeVar
 
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
 from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.sql.ledger import Ledger, OwnTable, Session

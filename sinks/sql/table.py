@@ -42,7 +42,7 @@ class Table(Protocol):
 
 
 def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...]:
-    """The written fields: all, or with mode "delete" those of the key. Raises `UnsupportedType`."""
+    """The written fields: all, or with mode "delete" the key's. Raises `UnsupportedType`."""
     fields = fields_of(type_)
     return fields if mode != "delete" else tuple(field for field in fields if field.name in key)
 
@@ -104,7 +104,7 @@ class TableSink(DatabaseTable, WriteAheadSink[T]):
     """The description of a table as a write-ahead sink, whatever the dialect."""
 
     place_kind: ClassVar[str]
-    """Schema or database: the ledger lies in that of the table."""
+    """Schema or database of the table, where the ledger lies, too."""
     mode: str
     key: tuple[str, ...]
     create: bool

@@ -18,9 +18,9 @@ import msgspec
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import ApplyFailed, StateIncompatible, StateUnstorable
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, OPERATOR, StateBlocks, Subtasks, key_of
 from exactlyonce.testing.state_contract.timed import TimedTableContract
@@ -381,7 +381,7 @@ class StateBackendContract(TimedTableContract):
         self.restores(partly, indexes, 2, {**model, 5: 2}, "What was not restored is carried over by reference.")
 
     def test_blocks_of_another_backend(self) -> None:
-        """Increments of the hash map are restored, and the hash map restores those of this backend."""
+        """Increments of the hash map are restored, and the hash map restores this backend's."""
         mine, other = self.backend(), HashMapBackend()
         model: dict[int, Any] = dict.fromkeys(KEYS, 1)
         subtasks = Subtasks(other, StateBlocks())

@@ -39,8 +39,8 @@ from exactlyonce.engines.runtime.operators import (
 )
 from exactlyonce.pipeline.dead_letters import PREFIX, DeadLetterLimits, Reason, as_input
 from exactlyonce.pipeline.errors import Fenced, GraphError, Unavailable
+from exactlyonce.pipeline.event_time import shown_time
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.hash_map import KeyedTable

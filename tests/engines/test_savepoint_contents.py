@@ -132,6 +132,15 @@ def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(found.entries("sums")) == sorted(states)
 
 
+def test_the_folder_around_savepoints_is_answered_with_them(savepoint: TopicSavepoint, exports: Path) -> None:
+    """What else is there, as an export that was not finished, is left out."""
+    urls = sorted(export(savepoint, f"file://{exports}") for _ in range(2))
+    (exports / "totals-9-0a1b2c3d").mkdir()
+    with pytest.raises(ConfigError, match="itself, but in folders of it: give the URL of one") as refused:
+        ExportedSavepoint.at(f"file://{exports}")
+    assert sorted(line.strip() for line in str(refused.value).splitlines()[1:]) == urls
+
+
 @pytest.mark.parametrize(("before", "after"), [(b'"format":2', b'"format":1'), (b'{"format"', b'{ "format"')])
 def test_metadata_is_as_it_was_written(before: bytes, after: bytes, savepoint: TopicSavepoint, exports: Path) -> None:
     url = export(savepoint, f"file://{exports}")

@@ -103,6 +103,18 @@ def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int
         pushed(make(nothing_at(offset)), list(range(COUNT)))
 
 
+def no_pair(basket: Basket | None, item: int) -> int:
+    return item
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_function_that_returns_no_pair_is_named_with_its_line(flat: bool) -> None:
+    place = rf"test_users_functions.py:{no_pair.__code__.co_firstlineno} in no_pair"
+    said = rf"cannot unpack .*: it must return a pair, the state and the output \({place}\), on the record at t\[0\]"
+    with pytest.raises(RecordError, match=said):
+        pushed(stateful(no_pair, flat=flat), [1])
+
+
 @pytest.mark.parametrize(
     "make", [lambda fn: Map("op", fn), lambda fn: stateful(lambda state, record: (None, fn(record)))]
 )

@@ -293,7 +293,7 @@ def _named(ref: BlockRef) -> str:
 def scan_blocks(client: ClientConfig, topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
     """The blocks from *start_offsets*, one for each partition, to the end of the topic that are not tombstoned yet.
 
-    Records whose keys are not those of blocks are ignored. A tombstone counts once it is committed: below the last
+    Records without the key of a block are ignored. A tombstone counts once it is committed: below the last
     stable offset that is known. Above it, tombstones hide nothing.
     """
     from exactlyonce.connectors.kafka.topics import Topics  # workers, which scan nothing, start without kafka-python

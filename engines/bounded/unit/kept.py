@@ -77,4 +77,4 @@ class KeptByProcess:
 
 
 KEPT = KeptByProcess()
-"""That of this process."""
+"""What this process keeps."""

@@ -101,7 +101,7 @@ class Finding:
     partition: int | None
     """None for a missing record that the client distributes at random."""
     offset: int | None
-    """The offset of the seen record; for a missing one, that of the record seen before it, if any."""
+    """The offset of the seen record; for a missing one, of the record seen before it, if any."""
     origin: Origin | None
     """The input record; None for a foreign one."""
     expected: PlainRecord | None
@@ -149,7 +149,7 @@ def compare_at_random(expected: Sequence[Expected], seen: Mapping[int, Sequence[
 
 
 class _Finder:
-    """Makes findings of the records beside the anchors. Places are those of *expected* and *seen*."""
+    """Makes findings of the records beside the anchors. Places are in *expected* and *seen*."""
 
     def __init__(
         self,

@@ -146,7 +146,7 @@ class UnitFailure(msgspec.Struct, frozen=True, tag="failure"):
     text: str
     facts: dict[str, str | int] = {}
     users_traceback: str = ""
-    """That of the exception of a user's function, if one raised."""
+    """The traceback of a user's function, if it raised."""
 
 
 def tries_before(attempt_label: str) -> int:

@@ -41,8 +41,7 @@ from exactlyonce.engines.runtime.order_log import (
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import Halt
-from exactlyonce.pipeline.event_time import NO_WATERMARK
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.event_time import NO_WATERMARK, shown_time
 
 BATCH_RECORDS_MAX = 2_000
 OPEN_READERS_MAX = 64
@@ -167,7 +166,7 @@ class ChannelLane:
 
     name: str
     sent: Sequence[Frames]
-    """In order: those of each split of the sender."""
+    """In order: the frames of each split of the sender."""
     codec: BatchCodec
     push: Push
     before: list[bytes] = field(default_factory=list)

@@ -239,7 +239,7 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def joined(self, more: OutputBatch) -> OutputBatch:
-        """The outputs, then those of *more*, which has the same columns; this batch is used up."""
+        """The outputs, then the outputs of *more*, which has the same columns; this batch is used up."""
         for name in self.__struct_fields__:
             column, other = getattr(self, name), getattr(more, name)
             require((column is None) == (other is None), "the outputs of a sink have the same columns")
