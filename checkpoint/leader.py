@@ -378,7 +378,7 @@ class Leader:
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
         """Check, then decide, then commit and finalize *plan*; *pinned* are the bases of checkpoints in flight.
 
-        Raises Halt, before anything is decided, if the acknowledged records may be those of another topic.
+        Raises Halt, before anything is decided, if the acknowledged records may be of another topic.
         """
         yield from self.count_acknowledged()
         if self.log.history.latest is not None:  # all that the manifest will name has been read

@@ -240,7 +240,7 @@ class SourceInput:
     """Takes the watermarks; None: its records have no times."""
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
-    """Sn by checkpoint, until the snapshot takes it."""
+    """Sn by checkpoint, until it is finalized."""
     stopped: bool = False
     held: bool = False
     """Whether to hand out barriers only: a store is behind."""
@@ -269,6 +269,13 @@ class SourceInput:
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
         self.stopped = trigger.final
         return trigger.frame
+
+    def finalized(self, checkpoint: int) -> None:
+        """Tell the reader, which may tell its server, that nothing before Sn of *checkpoint* is read again."""
+        for older in [each for each in self.noted if each < checkpoint]:
+            del self.noted[older]
+        if (positions := self.noted.pop(checkpoint, None)) is not None:
+            self.reader.finalized(positions)
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:

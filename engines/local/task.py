@@ -371,7 +371,7 @@ class Subtask:
             self._due.popleft()
         stopwatch = Stopwatch(self.monotonic_s, self._barrier_s.pop(frame.checkpoint, self.monotonic_s()))
         stopwatch.next_phase()
-        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
+        offsets = tuple(offset for source in self.sources for offset in source.noted[frame.checkpoint])
         left = self.restored.left() if self.restored is not None else []
         cut = self.operators.cut(
             frame.checkpoint,

@@ -315,7 +315,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         (timer_origin,) = origins_of(self.id, [group], [slot])
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
             held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
-            held.sort(key=held_turn)  # of one record, that of the first input comes first
+            held.sort(key=held_turn)  # of one place, the record of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(timer_origin)

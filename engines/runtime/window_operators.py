@@ -385,7 +385,7 @@ class SessionWindows(WindowOperator[Session]):
             self._unite(key, session, sessions)
 
     def _unite(self, key: bytes, session: _Open, sessions: list[_Open]) -> None:
-        """Add to *session* those of the *sessions* of *key* that it has come close to."""
+        """Add to *session* the *sessions* of *key* that it has come close to."""
         gap, merge = self.window.gap_ms, self.accumulator.merge
         assert merge is not None
         for other in list(sessions):

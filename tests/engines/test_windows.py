@@ -272,7 +272,7 @@ def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(w
 
 
 WATERMARKS = {group: 139 if group == group_of("b") else 39 for group in GROUPS}
-"""Those of key groups that subtasks at different ones had before a restore."""
+"""Watermarks of key groups that subtasks at different ones had before a restore."""
 
 
 def play_restored(operator: TimedOperator[Any], push: Callable[[Batch], None]) -> list[Arrived]:

@@ -125,7 +125,7 @@ def compare(expected: Sequence[Expected], seen: Sequence[Seen], partition: int) 
 def compare_at_random(expected: Sequence[Expected], seen: Mapping[int, Sequence[Seen]]) -> list[Finding]:
     """The findings among records that the client distributes at random to the partitions of *seen*.
 
-    Within a partition their order counts, except that of records that occur more than once.
+    Within a partition their order counts, except of records that occur more than once.
     """
     places: defaultdict[PlainRecord, deque[int]] = defaultdict(deque)
     for i, (record, _) in enumerate(expected):
