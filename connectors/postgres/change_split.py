@@ -50,7 +50,7 @@ from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
 from exactlyonce.pipeline.secrets import shown_reference
 
 PAGE_ROWS = 10_000
-ASK_S = 0.1
+ASK_S = 0.2
 """The interval of questions to a server that has nothing to give."""
 DROPPED_MAX = 1_000
 """The transactions with dropped changes of which the server is asked which are visible by now."""
@@ -442,13 +442,12 @@ class OpenSlot(OpenSplit):
         """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
         if self._page or self._rest or self._inside or self._stream is None:
             return False
-        reached = self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
-        if not reached and (now_s := time.monotonic()) >= self._ask_s:
+        if (now_s := time.monotonic()) >= self._ask_s:
             self._ask_s = now_s + ASK_S
-            if self._end is None:
-                self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
-            self._stream.ask()
-        return reached
+            self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+            if self._cursor.lsn < self._end:
+                self._stream.ask()
+        return self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
 
     def buffered(self) -> int:
         return len(self._page) + len(self._rest)
