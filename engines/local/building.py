@@ -377,4 +377,4 @@ class _Builder:
             note=self.parts.notes.add,
         )
         letters = self.operators.dead_letters.get(node.id)
-        return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)
+        return sink_output(node, self.plan.graph, opened.writer.write, opened.encoder, activity, letters)

@@ -27,7 +27,7 @@ from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Capture, Channel, LoopChannel
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskInput
+from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
@@ -167,19 +167,6 @@ def snapshot_budget_s(records_s: float) -> float:
 
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
-
-
-class PacedInput(TaskInput, Protocol):
-    """An input that hands out what its pace allows."""
-
-    def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
-        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A signal needs no room."""
-
-    def processed(self) -> Watermark | None:
-        """The batch just handed out has gone through all operators. Returns the watermark after it, if it is new."""
-
-    def trust(self) -> None:
-        """A barrier has come through: stop being cautious."""
 
 
 @dataclass
@@ -526,3 +513,10 @@ class RestoredInput(FramedInput):
     def processed(self) -> None:
         self.slices.processed()
         self.waiting -= self.slices.count
+
+
+PacedInput = SourceInput | ChannelInput | RestoredInput
+"""An input that hands out what its pace allows. `next` gives the next item: a batch of so many records at most, and of
+few if *hurried*, or a signal, which needs no room; None: nothing now. `processed` is called once a batch has gone
+through all operators, and returns the watermark after it, if it is new. `trust`: a barrier has come through, stop being
+cautious."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -639,17 +639,12 @@ def _not_as_declared(declared: Declared, origin: Origin, problem: str) -> Record
     )
 
 
-class Writer(Protocol):
-    """The receiver of encoded outputs: the writer of a sink, or a stand-in."""
-
-    def write(self, outputs: Any, /) -> None: ...
-
-
 @dataclass(slots=True)
 class SinkOutput(BatchOperator):
     """The end of a branch: it encodes records for the writer."""
 
-    writer: Writer
+    write: Callable[[Any], None]
+    """Takes encoded outputs."""
     encoder: SinkEncoder
     declared: Declared | None = field(default=None, kw_only=True)
     """The type of its records; None: unknown."""
@@ -671,7 +666,7 @@ class SinkOutput(BatchOperator):
         self.activity.leave(self.id, entered_s, len(batch.records))
         if batch.records:
             self.origins = batch.origins
-            self.writer.write(outputs)
+            self.write(outputs)
 
     def _encodable(self, batch: Batch) -> Batch:
         """*batch* without the records that cannot be encoded, which become dead letters."""

@@ -164,7 +164,7 @@ def test_a_reduction_goes_on_from_the_last_good_record() -> None:
 def test_a_sink_writes_what_can_be_encoded() -> None:
     written = Collected()
     encoder = KafkaSink[int]("out", key=lambda number: str(fail_on_threes(number))).encoder(int)
-    _, letters = run(SinkOutput("op", written, encoder), [1, 2, 3, 4, 6])
+    _, letters = run(SinkOutput("op", written.write, encoder), [1, 2, 3, 4, 6])
     assert written.written == [1, 2, 4]
     assert [int(letter.value) for letter in letters] == [3, 6]
 

@@ -177,7 +177,7 @@ def test_an_outage_that_a_sink_meets_restarts_the_job(name: str, argument: str) 
 
     options: dict[str, Any] = {argument: Codec("ids", int, fails, int) if argument == "value" else fails}
     pauses = Pauses()
-    sink = SinkOutput("out", Nothing(), KafkaSink[int]("out", **options).encoder(int), sleep=pauses.sleep)
+    sink = SinkOutput("out", Nothing().write, KafkaSink[int]("out", **options).encoder(int), sleep=pauses.sleep)
     with pytest.raises(ExactlyOnceError) as raised:
         sink(Batch([1, 2, 3], [Coordinates("orders", 3, n) for n in range(3)]))
     assert isinstance(raised.value, Unavailable)

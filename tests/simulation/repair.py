@@ -246,7 +246,7 @@ class ReplayEnds:
             return _ignored
         graph = self.replay.plan.graph
         encoder = node.sink.encoder(graph.type_of(node.inputs[0]))
-        return sink_output(node, graph, _Collected(self.replay.outputs[node.id, self.subtask]), encoder)
+        return sink_output(node, graph, _Collected(self.replay.outputs[node.id, self.subtask]).write, encoder)
 
     def touched_groups(self, node: Node) -> None:
         """All."""
