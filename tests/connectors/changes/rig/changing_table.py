@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import psycopg
@@ -60,7 +60,9 @@ class Shop:
         """The reader at the newest positions."""
         if self._reader is None:
             self.positions = self.positions or self.find()
-            context = ReaderContext(source="accounts", positions=self.positions, targets=None, clients=None)  # type: ignore[arg-type]
+            context = ReaderContext(
+                source="accounts", positions=self.positions, targets=None, clients=cast("Any", None)
+            )
             self._reader = self.source.open_reader(context)
             self._reader.open()
         return self._reader
