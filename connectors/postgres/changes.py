@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.dsn import PostgresTable
@@ -135,7 +136,7 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
     def key_reader(self) -> Callable[[Sequence[str]], Any]:
         """Makes `Change.key` of the texts of the key's columns."""
         if len(self.key_columns) > 1:
-            return lambda texts: json.dumps(texts, ensure_ascii=False)
+            return lambda texts: msgspec.json.encode(texts).decode()
         if self._is_number:
             return lambda texts: int(texts[0])
         return itemgetter(0)

@@ -28,8 +28,7 @@ from exactlyonce.engines.local.channels import Capture, Channel, LoopChannel
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import RestoredEdge
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, OrderRuns
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes

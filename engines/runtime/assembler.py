@@ -29,8 +29,7 @@ from exactlyonce.engines.runtime import (
 )
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
 from exactlyonce.engines.runtime.cut import (
     Cut,
     InFlightCapture,

@@ -15,8 +15,7 @@ from itertools import chain, compress, islice, product, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
+from exactlyonce.engines.runtime.batch import Batch, coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
 from exactlyonce.engines.runtime.ordering import UNWRITTEN_MAX, Waiting
 from exactlyonce.engines.runtime.timed_operators import (

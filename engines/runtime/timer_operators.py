@@ -17,9 +17,9 @@ from heapq import heapify, heappop, heappush
 from itertools import repeat
 from typing import Any
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates, origins_of
-from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
+from exactlyonce.engines.runtime.batch import Batch, Coordinates, origins_of
+from exactlyonce.engines.runtime.faults import record_error
+from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.errors import RecordError, Unavailable

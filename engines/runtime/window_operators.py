@@ -15,9 +15,9 @@ from heapq import heappop, heappush
 from itertools import compress, repeat
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch, Origin
-from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
-from exactlyonce.engines.runtime.operators import chunks, record_error
+from exactlyonce.engines.runtime.batch import Batch, Origin, coordinates_of, origins_of
+from exactlyonce.engines.runtime.faults import record_error
+from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed_operators import (
     SLICE_KEYS,
     Due,

@@ -15,8 +15,7 @@ from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, ta
 from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, KEYLESS_RUN, ByPartition, Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles, read_lane
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.operators import SinkOutput
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key

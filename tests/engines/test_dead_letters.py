@@ -22,9 +22,8 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.letters import REPLAYED, LetterEndings, Letters
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
 from exactlyonce.engines.runtime.assembler import inputs_at_hand
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, origins_of
-from exactlyonce.engines.runtime.faults import TEXT_LENGTH_MAX, DeadLetterOutput, Notes
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, coordinates_of, origins_of
+from exactlyonce.engines.runtime.faults import TEXT_LENGTH_MAX, DeadLetterOutput, Notes, record_error
 from exactlyonce.engines.runtime.operators import (
     BatchOperator,
     Filter,
@@ -35,7 +34,6 @@ from exactlyonce.engines.runtime.operators import (
     Split,
     Stateful,
     listeners,
-    record_error,
 )
 from exactlyonce.pipeline.dead_letters import PREFIX, DeadLetterLimits, Reason, as_input
 from exactlyonce.pipeline.errors import Fenced, GraphError, Unavailable

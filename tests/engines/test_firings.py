@@ -31,7 +31,7 @@ from test_windows import operator_of as windows_of
 
 from exactlyonce.engines.bounded.unit.ordering import ChannelLane, take_along
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import BatchCodec
 from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, RECORDS, WATERMARK, OrderRuns, runs_of
 from exactlyonce.engines.runtime.timed_operators import TimedOperator

@@ -17,8 +17,7 @@ import pytest
 from confluent_kafka import Message
 
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.engines.runtime.faults import RETRY_PAUSES_S
 from exactlyonce.engines.runtime.operators import Map, SinkOutput, Stateful
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.engines.runtime.operators import Declared, SinkOutput
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.sinks import KafkaSink, RedisSink

@@ -18,8 +18,7 @@ from timed_rig import GROUPS, advance, group_of, parts_of
 from window_clicks import insert
 
 from exactlyonce.engines.runtime import window_operators
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
 from exactlyonce.engines.runtime.window_operators import OPERATORS, WindowOperator
 from exactlyonce.engines.runtime.window_operators import OPERATORS as REVISING

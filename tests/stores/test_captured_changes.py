@@ -52,7 +52,7 @@ def test_each_order_is_joined_once_with_a_row_of_its_time(
     job = Job(run, kafka, topic_name, "captured:joined", "--param", f"join={join}", partitions=1)
     job.finish_here()
     job.feed(500)
-    job.run_killed(failpoint("coordinator-decided", ), 2)
+    job.run_killed(failpoint("coordinator-decided"), 2)
     customers.sql(f"UPDATE {customers.table} SET tier = 2")
     customers.sql(f"DELETE FROM {customers.table} WHERE customer = 'c3'")
     job.finish("--parallelism", "2")

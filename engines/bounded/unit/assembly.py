@@ -38,8 +38,7 @@ from exactlyonce.engines.bounded.unit.outgoing import ByPartition, Distribution,
 from exactlyonce.engines.bounded.unit.staging import Frames, FrameWriter, StagedFiles
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
 from exactlyonce.engines.runtime.cut import WorkerBlocks, finish
 from exactlyonce.engines.runtime.faults import Notes, place_of
 from exactlyonce.engines.runtime.in_flight import InFlightFrame

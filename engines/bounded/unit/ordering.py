@@ -23,8 +23,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.bounded.unit.staging import Frames
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch import Batch, Push, joined
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, joined
 from exactlyonce.engines.runtime.order_log import (
     CLOCK,
     FIRED,

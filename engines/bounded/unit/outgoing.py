@@ -36,8 +36,7 @@ from exactlyonce.engines.bounded.unit.staging import (
     StagedFiles,
     read_outputs,
 )
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame, coordinates_of
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, OpenFrame, coordinates_of
 from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
 from exactlyonce.engines.runtime.watermarks import Watermark, encode_signal
 from exactlyonce.engines.system_clock import SystemClock
