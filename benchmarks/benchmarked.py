@@ -181,7 +181,7 @@ def counts(name: str, source: str, sink: str) -> Pipeline:
 
 
 def rounds(name: str, source: str, sink: str, orders: str) -> Pipeline:
-    """The number of orders per customer in windows that end at once: those of *orders* orders are of one window."""
+    """The number of orders per customer in windows that end at once: one window has all of *orders* orders."""
     pipeline, count = Pipeline(name), int(orders)
     numbered = KafkaSource(source, value=Order, time=EventTime(lambda order: order.id // count * 10_000, ahead=None))
     counts = pipeline.source("in", numbered).key_by(lambda order: order.customer).window(Tumbling("10s"))

@@ -72,6 +72,9 @@ class SourceReader(Protocol):
     def positions(self) -> tuple[SourceOffset, ...]:
         """Sn: the position of each split, in their order, at a barrier between two batches."""
 
+    def finalized(self, positions: Sequence[SourceOffset]) -> None:
+        """A checkpoint with these *positions* is finalized: what lies before them is never read again."""
+
     @property
     def idle(self) -> bool:
         """Whether no split is read here."""

@@ -199,7 +199,7 @@ class RunOptions:
         SHARE, "stop before a checkpoint in which an operator of event time leaves out more than this share of its "
         "latest records, since they came late; 1: leave out any number",
     ))  # fmt: skip
-    """See `checkpoint.leader.LateRecords`."""
+    """See `checkpoint.leader_config.LateRecords`."""
     standby: bool = _declare(False, Setting(
         FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
         flink="`high-availability.type`, with a standby JobManager",

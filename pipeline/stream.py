@@ -757,7 +757,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
         """The records of each key by time; of one time by topic, partition and offset.
 
-        A record waits until no earlier one can come; then those of all keys that waited come by time. An operator on
+        A record waits until no earlier one can come; then records of all keys come by time. An operator on
         the same key after it does not depend on the order of arrival. *late* gets the records that are not above their
         floor; without it they are left out and counted. The source needs ``time=``.
         """

@@ -213,7 +213,7 @@ class CheckpointedState:
     def timed_table(self, backend: StateBackend, *, meaning: str = "", by_key: bool = False) -> TimedTable[Any]:
         """The timed table of `groups`. Slots end in every one, whether records touch it or not, so all are read.
 
-        *meaning* is that of its slots. Raises `StateIncompatible`, also for slots of another one, or `DamagedState`.
+        *meaning*: of its slots. Raises `StateIncompatible`, also for slots of another one, or `DamagedState`.
         """
         return backend.timed_table(self._stored(meaning=meaning), by_key=by_key)
 

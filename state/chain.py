@@ -34,7 +34,7 @@ class ChainBlock(msgspec.Struct, frozen=True, gc=False):
     ref: BlockRef
     checkpoint: int
     groups: int
-    """Its key groups, among those of the chain."""
+    """Its key groups, among the chain's."""
     images: int
     """The number of `groups` with an image, or a part of one, in it."""
     key_forms: int = 0

@@ -67,7 +67,7 @@ _CODES: dict[Meaning, tuple[int, ...]] = {
         KafkaError.LISTENER_NOT_FOUND,
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.NOT_CONTROLLER,
-        KafkaError.NOT_COORDINATOR,  # nobody is that of the group or transactional id now
+        KafkaError.NOT_COORDINATOR,  # no broker coordinates the group or transactional id now
         KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -100,7 +100,7 @@ _CODES: dict[Meaning, tuple[int, ...]] = {
         KafkaError._LOG_TRUNCATION,  # seen by leader epochs, which only reads of inputs give
     ),
     Meaning.DAMAGED: (
-        KafkaError._BAD_MSG,  # its checksum is not that of its bytes, or it has not the form of a batch
+        KafkaError._BAD_MSG,  # its checksum does not fit its bytes, or it has not the form of a batch
         KafkaError._BAD_COMPRESSION,
         KafkaError._NOT_IMPLEMENTED,  # its version or its codec is none that there is
         KafkaError._UNDERFLOW,  # a length that cannot be

@@ -34,13 +34,16 @@ from exactlyonce.engines.bounded.unit.comparison import compare_lane
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
 from exactlyonce.engines.bounded.unit.messages import (
+    LANE,
+    PARTITION,
     STAGE,
+    UNIT,
     Reading,
     Receipt,
     Stage,
     Unit,
     UnitFailure,
-    UnitPlace,
+    WorkPlace,
     tries_before,
 )
 from exactlyonce.engines.bounded.unit.outgoing import publish
@@ -91,11 +94,11 @@ class Executors(NamedTuple):
 
 
 _KINDS: dict[str, Callable[[bytes, str], bytes]] = {
-    "unit": run_unit,
+    UNIT: run_unit,
     "publication": publish,
     "comparison": compare_lane,
-    "partition": read_partition,
-    "lane": audit_lane,
+    PARTITION: read_partition,
+    LANE: audit_lane,
 }
 TRIES = 4
 """The tries of a unit in this process, as many as Spark gives a task by default."""
@@ -271,7 +274,7 @@ def _done(
 ) -> list[list[Receipt]]:
     """The receipts of the units of each of *staged*, which run together."""
     work = [
-        _encode(UnitPlace({**client}, stage.file, receiver))
+        _encode(WorkPlace(UNIT, {**client}, stage.file, receiver))
         for stage in staged
         for receiver, _ in enumerate(stage.units, STAGE + 1)
     ]

@@ -42,8 +42,7 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
 from exactlyonce.engines.runtime.cut import WorkerBlocks
 from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
@@ -377,4 +376,4 @@ class _Builder:
             note=self.parts.notes.add,
         )
         letters = self.operators.dead_letters.get(node.id)
-        return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)
+        return sink_output(node, self.plan.graph, opened.writer.write, opened.encoder, activity, letters)

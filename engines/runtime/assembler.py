@@ -29,8 +29,7 @@ from exactlyonce.engines.runtime import (
 )
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
 from exactlyonce.engines.runtime.cut import (
     Cut,
     InFlightCapture,
@@ -117,18 +116,13 @@ class TaskIO(Protocol):
         """The key groups whose state *node* may read; None: all that the subtask owns."""
 
 
-class WatermarkInput(Protocol):
-    """The input that a watermark was taken from."""
+class TaskInput(Protocol):
+    """An ordered input of a subtask: some splits of a source, a channel, or restored records."""
 
     @property
     def name(self) -> str: ...
     @property
     def port(self) -> Port | None: ...
-
-
-class TaskInput(WatermarkInput, Protocol):
-    """An ordered input of a subtask: some splits of a source, a channel, or restored records."""
-
     @property
     def push(self) -> Push: ...
 
@@ -193,14 +187,14 @@ class TaskOperators:
         for operator in self.clocked:
             operator.tell_time(now_ms)
 
-    def advance(self, source: WatermarkInput, watermark: Watermark) -> None:
-        """Take *watermark* of *source*; results that it makes due are in `firings` then."""
+    def advance(self, source: str, port: Port | None, watermark: Watermark) -> None:
+        """Take *watermark* of the input *source*; results that it makes due are in `firings` then."""
         self.interrupt()
         self.tell_time(self._now_ms)
         if self.order is not None:
-            self.order.watermark(source.name, watermark)
-        assert source.port is not None, "the assembler has given one to every input with watermarks"
-        source.port.advance(watermark.value, idle=watermark.idle)
+            self.order.watermark(source, watermark)
+        assert port is not None, "the assembler has given one to every input with watermarks"
+        port.advance(watermark.value, idle=watermark.idle)
 
     def interrupt(self) -> None:
         """Others get a turn: note how far the firing under way is, and that what is due is not out."""
@@ -639,12 +633,12 @@ def close_function(function: Any) -> None:
 def sink_output(
     node: Node,
     graph: LogicalGraph,
-    writer: ops.Writer,
+    write: Callable[[Any], None],
     encoder: SinkEncoder,
     activity: Activity | None = None,
     dead_letters: DeadLetterOutput | None = None,
 ) -> ops.SinkOutput:
-    """The operator that encodes the records of sink *node* for *writer*."""
+    """The operator that encodes the records of sink *node* for *write*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
     while producer.kind in (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME):
         producer = graph.node(producer.inputs[0].node)
@@ -652,7 +646,7 @@ def sink_output(
     known = known and node.inputs[0].output != DEAD_LETTERS
     declared = ops.Declared(producer.id, type_) if known else None
     activity = activity or Activity()
-    return ops.SinkOutput(node.id, writer, encoder, declared=declared, activity=activity, dead_letters=dead_letters)
+    return ops.SinkOutput(node.id, write, encoder, declared=declared, activity=activity, dead_letters=dead_letters)
 
 
 class OpenFailed(ExactlyOnceError):

@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.kept_blocks import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OrderLog, SourceOffset
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch_codec import records_in
+from exactlyonce.engines.runtime.batch import records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, record_schemas
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, FlushedInterval, SinkWriter

@@ -19,9 +19,9 @@ from itertools import chain
 from typing import Any
 
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S
-from exactlyonce.engines.runtime.batch import Batch, shown_origin
-from exactlyonce.engines.runtime.faults import is_outage, place_of
-from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip, record_error
+from exactlyonce.engines.runtime.batch import Batch, facts_of, or_skip, shown_origin
+from exactlyonce.engines.runtime.faults import is_outage, place_of, record_error
+from exactlyonce.engines.runtime.operators import BatchOperator
 from exactlyonce.engines.runtime.order_log import AnswerCodec, Answers, FetchFailed
 from exactlyonce.pipeline.enrich import Calls, Enriched
 from exactlyonce.pipeline.errors import RecordError, Unavailable, text_of

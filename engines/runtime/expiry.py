@@ -52,7 +52,7 @@ class Latest(Generic[S]):
         moments: Sequence[int],
         dead: Sequence[Any] = (),
     ) -> list[Any]:
-        """The outputs of *fn*, as those of `Table.apply`, for *records*, which count at *moments*.
+        """The outputs of *fn*, as of `Table.apply`, for *records*, which count at *moments*.
 
         A record that *fn* adds to *dead* changes nothing.
         """

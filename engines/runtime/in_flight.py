@@ -4,7 +4,7 @@
     block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
             its envelope has the record schema of each loop as JSON; "frames" in old blocks, or without loops
     list  = msgpack array of references to such blocks, `LISTED_MAX` but for the last; a block too
-    frame = a batch as `engines.runtime.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
+    frame = a batch as `engines.runtime.batch` encodes it;  channel's name = edge, ":", the sender's subtask
 
 A manifest, one record, names the blocks of a log or, if these are more than `NAMED_MAX`, lists of them.
 
@@ -27,7 +27,7 @@ import msgspec
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, RecordPlace
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, is_same, records_in
+from exactlyonce.engines.runtime.batch import BatchCodec, is_same, records_in
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import Input, LogicalGraph

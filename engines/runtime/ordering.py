@@ -15,8 +15,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
+from exactlyonce.engines.runtime.batch import Batch, Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed_operators import Due, TimedOperator, TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK

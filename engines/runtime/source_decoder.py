@@ -25,7 +25,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch import Batch, facts_of, or_skip
 from exactlyonce.engines.runtime.faults import (
     RETRY_PAUSES_S,
     DeadLetterOutput,
@@ -34,8 +34,8 @@ from exactlyonce.engines.runtime.faults import (
     is_outage,
     pause,
     place_of,
+    record_error,
 )
-from exactlyonce.engines.runtime.operators import facts_of, or_skip, record_error
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.durations import shown_duration

@@ -150,7 +150,7 @@ class TimedOperator(BatchOperator, Generic[R]):
     late_output: str | None = field(default=None, kw_only=True)
     """The side output that gets late records; None: they are left out."""
     late_right_output: str | None = field(default=None, kw_only=True)
-    """Likewise, of those of the second input."""
+    """Likewise, of records of the second input."""
     late: int = field(default=0, init=False)
     """The number of late records."""
     _left_out: int = field(default=0, init=False)

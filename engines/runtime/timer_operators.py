@@ -17,9 +17,9 @@ from heapq import heapify, heappop, heappush
 from itertools import repeat
 from typing import Any
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates, origins_of
-from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
+from exactlyonce.engines.runtime.batch import Batch, Coordinates, origins_of
+from exactlyonce.engines.runtime.faults import record_error
+from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.errors import RecordError, Unavailable
@@ -315,7 +315,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         (timer_origin,) = origins_of(self.id, [group], [slot])
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
             held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
-            held.sort(key=held_turn)  # of one record, that of the first input comes first
+            held.sort(key=held_turn)  # of one place, the record of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(timer_origin)

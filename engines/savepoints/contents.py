@@ -23,8 +23,7 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.engines.plan import LOOP_MARK
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, is_same, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, coordinates_of, is_same, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.keys import canonical_key, described_forms, key_group

@@ -27,7 +27,7 @@ from exactlyonce.testing.state_contract.timed import TimedTableContract
 
 KEYS = range(60)
 AT_BARRIER = "A snapshot is the state at its barrier, whatever records do after it: set the interval aside, or clone."
-ALL_CHANGES = "A snapshot holds all changes since its base, those of checkpoints that were aborted as well."
+ALL_CHANGES = "A snapshot holds all changes since its base, of checkpoints that were aborted as well."
 NEUTRAL = "Blocks are the same for every backend: sections of key groups, as `state.blocks` writes them."
 FREEZE_BYTES_MAX = 64 * 1024
 """The memory that freezing may allocate, however many keys there are: none is copied."""

@@ -76,8 +76,8 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
         with pytest.raises(ConfigError, match=r"A new instance of .* has begun"):
             aborting.abort_undecided(orders.config, found)
     assert orders.holds_readers()
-    ended = aborting.abort_undecided(orders.config, find(orders.config, orders.name))
-    assert (len(ended.aborted), ended.left) == (1, [])
+    aborted, left = aborting.abort_undecided(orders.config, find(orders.config, orders.name))
+    assert (len(aborted), left) == (1, [])
     wait_until(lambda: not orders.holds_readers())
 
 

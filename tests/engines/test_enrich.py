@@ -18,8 +18,7 @@ from running import visible
 from exactlyonce import DeadLetters, Enriched, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime import enriching
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes
 from exactlyonce.engines.runtime.order_log import (

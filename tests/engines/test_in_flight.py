@@ -18,8 +18,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local import job
 from exactlyonce.engines.plan import feedback_edges
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
 from exactlyonce.engines.runtime.cut import SubtaskBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.savepoints.contents import LoopEntry, require_same

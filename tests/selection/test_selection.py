@@ -80,7 +80,9 @@ def said(count: int, reason: str) -> str:
         ("--matrix", 6, "nothing"),
         ("--sample -k plain", 1, f"{said(3, 'exhaustive')}; {said(1, 'matrix')}"),
         pytest.param(
-            "--sample -n 2 --dist loadfile", 2, f"{said(3, 'exhaustive')}; {said(1, 'matrix')}",
+            "--sample -n 2 --dist loadfile",
+            2,
+            f"{said(3, 'exhaustive')}; {said(1, 'matrix')}",
             marks=pytest.mark.exhaustive,
         ),
     ],

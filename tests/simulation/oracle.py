@@ -109,7 +109,7 @@ class Oracle:
         self._live: dict[str, BlockRef | None] = {}
         """Blocks that are there and have no tombstone that counts."""
         self._tombstones: list[tuple[int, Record]] = []
-        """Those of which nobody knows yet what becomes of them, with their partitions."""
+        """Tombstones of which nobody knows yet what becomes of them, with their partitions."""
         self._bodies: dict[BlockRef, bytes] = {}
         self._store = store
         self._outside: Outside | None = None  # where blocks lie, if not in the topic

@@ -26,6 +26,7 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.visible import VisibleRecord, scan, visible_record, visible_runs
 from exactlyonce.engines.bounded.unit.kept import KEPT
+from exactlyonce.engines.bounded.unit.messages import WorkPlace
 from exactlyonce.engines.bounded.unit.staging import (
     OutputBatch,
     OutputFile,
@@ -124,7 +125,7 @@ def compare(expected: Sequence[Expected], seen: Sequence[Seen], partition: int) 
 def compare_at_random(expected: Sequence[Expected], seen: Mapping[int, Sequence[Seen]]) -> list[Finding]:
     """The findings among records that the client distributes at random to the partitions of *seen*.
 
-    Within a partition their order counts, except that of records that occur more than once.
+    Within a partition their order counts, except of records that occur more than once.
     """
     places: defaultdict[PlainRecord, deque[int]] = defaultdict(deque)
     for i, (record, _) in enumerate(expected):
@@ -306,14 +307,6 @@ class LaneAudit(msgspec.Struct, frozen=True, kw_only=True):
         return lane_name(self.owner, by_partition=self.by_partition)
 
 
-class LanePlace(msgspec.Struct, frozen=True, tag="lane"):
-    """A `LaneAudit` by its place in a staged file."""
-
-    client: dict[str, str]
-    file: StagedFile
-    receiver: int
-
-
 class AuditedLane(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     """The first ones, by place."""
@@ -324,13 +317,13 @@ class AuditedLane(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_place_decoder = msgspec.msgpack.Decoder(LanePlace)
+_place_decoder = msgspec.msgpack.Decoder(WorkPlace)
 _lane_decoder = msgspec.msgpack.Decoder(LaneAudit)
 _outputs_decoder = msgspec.msgpack.Decoder(list[OutputFile])
 
 
 def audit_lane(place: bytes, attempt_label: str) -> bytes:
-    """Audit the lane at an encoded `LanePlace`; return the encoded `AuditedLane`."""
+    """Audit the lane at an encoded `WorkPlace`; return the encoded `AuditedLane`."""
     work = _place_decoder.decode(place)
     with closing(StagedFiles()) as files:
         lane = _lane_decoder.decode(files.message(work.file, work.receiver))

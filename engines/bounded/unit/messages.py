@@ -77,11 +77,14 @@ class Unit(msgspec.Struct, frozen=True):
 
 STAGE = 0
 """The receiver of a staged `Stage`; the `Unit` numbers begin after it."""
+UNIT, PARTITION, LANE = "unit", "partition", "lane"
 
 
-class UnitPlace(msgspec.Struct, frozen=True, tag="unit"):
-    """A unit by its place in the staged file of its stage."""
+class WorkPlace(msgspec.Struct, frozen=True):
+    """A piece of work by its place in a staged file."""
 
+    type: str
+    """`UNIT`, `PARTITION` or `LANE`: the work is a `Unit`, a `ClaimedPartition` or a `LaneAudit`."""
     client: dict[str, str]
     file: StagedFile
     receiver: int

@@ -1,7 +1,7 @@
 """Staged files: a stage's units, their records for the next stage, and outputs to be published.
 
     file      = frames, entries, directory, footer
-    frame     = a batch as `engines.runtime.batch_codec` encodes it, an `OutputBatch`, message or watermark in msgpack
+    frame     = a batch as `engines.runtime.batch` encodes it, an `OutputBatch`, message or watermark in msgpack
     entry     = an `Entry` in msgpack: a receiver's records, key groups and places of its frames
     directory = by receiver the offset (8 bytes), length and CRC-32 (4 bytes each) of its entry; length 0: it has none
     footer    = the offset of the directory (8 bytes), the number of receivers (4 bytes), the magic bytes

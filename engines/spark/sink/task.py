@@ -8,7 +8,7 @@ with the columns of Spark's own sink. An id is `eo:<sinkId>:spark:<partition>:<i
 Spark's count of the task's attempts. A later job uses it again, once its last one is finalized. A task that Spark runs
 anew, as attempt 0, gets another slot.
 
-To a store, rows are staged in blocks. Those of failed or speculative attempts are only ever cleaned. Every attempt
+To a store, rows are staged in blocks. Blocks of failed or speculative attempts are only ever cleaned. Every attempt
 writes at once to a sink that delivers at least once.
 """
 
