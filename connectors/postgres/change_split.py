@@ -29,6 +29,7 @@ from exactlyonce.connectors.postgres.change_stream import (
     End,
     Relation,
     RowChange,
+    System,
     left_at,
     read_lsn,
     shown_lsn,
@@ -44,18 +45,22 @@ from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table, looked_up
 from exactlyonce.connectors.splits import OpenSplit
-from exactlyonce.connectors.tables import Key
+from exactlyonce.connectors.tables import Key, columns_of
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
 from exactlyonce.pipeline.secrets import shown_reference
 
 PAGE_ROWS = 10_000
-ASK_S = 0.1
+ASK_S = 0.2
 """The interval of questions to a server that has nothing to give."""
 DROPPED_MAX = 1_000
 """The transactions with dropped changes of which the server is asked which are visible by now."""
 TAKE_OVER_MS = 10_000
-_PAGE_SETTINGS = {**TEXTS, "options": f"{TEXTS['options']} -c enable_sort=off -c enable_bitmapscan=off"}
-"""Pages come by the key's index: without statistics of the table, the server would sort all that is left for each."""
+_PAGE_SETTINGS = {
+    **TEXTS,
+    "options": f"{TEXTS['options']} -c enable_sort=off -c enable_bitmapscan=off -c row_security=off",
+}
+"""Pages come by the key's index: without statistics of the table, the server would sort all that is left for each. A
+policy that would hide rows is an error."""
 
 
 class Pages(msgspec.Struct, omit_defaults=True):
@@ -88,13 +93,18 @@ class Cursor(msgspec.Struct, omit_defaults=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The `SourceOffset.identity` of a slot."""
+    """The `SourceOffset.identity` of a slot: whatever would be silent about changes if it were another."""
 
     system: str
+    """The database cluster's identifier."""
     slot: str
+    table: int
+    """The table's oid: one that is made anew has another."""
+    published: int
+    """The oid of the table's entry in the publication, or of a publication of all tables."""
 
     def __str__(self) -> str:
-        return f"{self.system}/{self.slot}"
+        return msgspec.json.encode(self).decode()
 
 
 class Slot(NamedTuple):
@@ -149,24 +159,22 @@ class OpenSlot(OpenSplit):
         """Begin to stream at the position. Raises Halt where the slot does not have it any more."""
         source, cursor = self._source, self._cursor
         system = system_of(source.dsn)
-        if str(Identity(system.id, source.slot_name)) != self._identity:
-            raise self._halt(
-                f"was read from {self._identity}, and the server of dsn= has the system identifier {system.id}: it is "
-                f"another database cluster"
-            )
+        require_same(identity_of(self._session, source, system), self._identity, self._id)
         if system.timeline != cursor.timeline:
             left = left_at(source.dsn, cursor.timeline, system.timeline)
             if left is None or left < cursor.lsn:
-                raise self._halt(
+                raise lost(
+                    self._id,
                     f"goes on at {shown_lsn(cursor.lsn)} of timeline {cursor.timeline}, and the server, on timeline "
-                    f"{system.timeline} since a failover, left that one before: it lacks changes that were read"
+                    f"{system.timeline} since a failover, left that one before: it lacks changes that were read",
                 )
             cursor.timeline = system.timeline
         slot = require_slot(self._session, source, self._id)
         if read_lsn(slot.confirmed) > cursor.lsn:
-            raise self._halt(
+            raise lost(
+                self._id,
                 f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {slot.confirmed}: somebody "
-                f"has moved it, or this checkpoint is older than the last one of the pipeline"
+                f"has moved it, or this checkpoint is older than the last one of the pipeline",
             )
         if slot.holder is not None:
             self._free(slot, take_over=take_over)
@@ -185,14 +193,6 @@ class OpenSlot(OpenSplit):
         ((ended,),) = self._session.rows("SELECT pg_terminate_backend($1, $2)", (slot.holder, TAKE_OVER_MS))
         if not ended:
             raise StoreUnavailable(f"{what}, and does not end")
-
-    def _halt(self, what: str) -> Halt:
-        return Halt(
-            f"Source {self._id!r} {what}.\n"
-            f"  Choices: restore the database as it was, and run again; or drop the slot, make it anew, and let "
-            f"`exactlyonce reset` begin with the rows that are there.",
-            operator=self._id,
-        )
 
     def read(self, records_max: int) -> list[Part]:
         if self._page:
@@ -286,6 +286,8 @@ class OpenSlot(OpenSplit):
 
     def _look_at(self, relation: Relation) -> None:
         """Raise Halt if the table's columns are not those of the record's type any more."""
+        if relation.oid != self._table.oid:
+            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
         if wrong := list(relation_problems(self._source, relation)):
             raise Halt(
                 f"Source {self._id!r} cannot read the next changes of {self._source.table}, whose columns were "
@@ -440,13 +442,12 @@ class OpenSlot(OpenSplit):
         """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
         if self._page or self._rest or self._inside or self._stream is None:
             return False
-        reached = self._end is not None and self._cursor.lsn >= self._end
-        if not reached and (now_s := time.monotonic()) >= self._ask_s:
+        if (now_s := time.monotonic()) >= self._ask_s:
             self._ask_s = now_s + ASK_S
-            if self._end is None:
-                self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
-            self._stream.ask()
-        return reached and self._cursor.pages is None
+            self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+            if self._cursor.lsn < self._end:
+                self._stream.ask()
+        return self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
 
     def buffered(self) -> int:
         return len(self._page) + len(self._rest)
@@ -519,23 +520,23 @@ class SlotFinder:
     def __init__(self, source_id: str, source: PostgresChanges[Any]) -> None:
         self._id, self._source = source_id, source
         self._session = PostgresConnection(source.dsn, Limits())
+        self._system: System | None = None
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
-        slot = require_slot(self._session, self._source, self._id)
+        """See `SplitFinder`. Raises Halt where the slot, the table or its publication is not the one of before."""
+        session, source, id = self._session, self._source, self._id
+        slot = require_slot(session, source, id)
+        system = self._system = self._system or system_of(source.dsn)
         if known:
+            require_same(identity_of(session, source, system), known[0].identity, id)
             return []
-        wrong = [*server_problems(self._session), *publication_problems(self._session, self._source, self._id)]
-        if wrong:
-            raise ConfigError(
-                f"Source {self._id!r} cannot capture the changes of {self._source.table}: {'; '.join(wrong)}."
-            )
-        system = system_of(self._source.dsn)
-        cursor = Cursor(
-            read_lsn(slot.confirmed), system.timeline, 0, Pages() if self._source.snapshot == "pages" else None
-        )
-        identity = str(Identity(system.id, self._source.slot_name))
-        text = msgspec.json.encode(cursor).decode()
-        return [SourceOffset(self._id, self._source.place, identity, 0, 0, cursor=text)]
+        table = found_table(session, source, id)
+        if wrong := [*server_problems(session), *table_problems(session, source, table)]:
+            raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {'; '.join(wrong)}.")
+        pages = Pages() if source.snapshot == "pages" else None
+        cursor = msgspec.json.encode(Cursor(read_lsn(slot.confirmed), system.timeline, 0, pages)).decode()
+        identity = identity_of(session, source, system)
+        return [SourceOffset(id, source.place, str(identity), 0, 0, cursor=cursor)]
 
     def close(self) -> None:
         self._session.close()
@@ -578,36 +579,68 @@ def server_problems(session: PostgresConnection) -> Iterator[str]:
         yield "the server is a standby: name the primary in dsn="
 
 
-def publication_problems(session: PostgresConnection, source: PostgresChanges[Any], id: str) -> Iterator[str]:
-    table = found_table(session, source, id)
-    name = source.slot_name
-    ((kind, identity, persistence, identity_columns),) = session.rows(_IDENTITY, (table.oid,))
-    shown = table.name.as_string(None)
+def table_problems(session: PostgresConnection, source: PostgresChanges[Any], table: TableInServer) -> Iterator[str]:
+    """The reasons why the changes of *table* would not come, or not whole."""
+    name, shown = source.slot_name, table.name.as_string(None)
+    ((kind, identity, persistence, identity_columns, generated),) = session.rows(_TABLE, (table.oid,))
     if kind != "r":
         yield "it is partitioned, and only plain tables are captured: name its partitions"
     if persistence != "p":
         yield "it is unlogged or temporary, so the server's log does not have its changes"
-    if identity != "f" and set(identity_columns or ()) != set(source.key_columns):
+    if identity != "f" and not set(source.key_columns) <= set(identity_columns or ()):
         has = ", ".join(identity_columns or ()) or "nothing"
         yield (
             f"its replica identity is {has}, and key= {', '.join(source.key_columns)}: give it that primary key, or "
             f"ALTER TABLE {shown} REPLICA IDENTITY USING INDEX the unique index on the key, or REPLICA IDENTITY FULL"
         )
+    if hidden := sorted(columns_of(source.value).keys() & set(generated or ())):
+        yield f"its column {hidden[0]!r} is generated, and such columns are not published: leave the field out"
     rows = session.rows(_PUBLICATION, (name,))
     if not rows:
         yield f"there is no publication {name!r}: `exactlyonce changes setup` makes it"
         return
-    *operations, everything = rows[0]
-    if not all(operations):
+    if not all(rows[0]):
         yield (
             f"publication {name} leaves out operations: "
             f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')"
         )
-    published = session.rows(_PUBLISHED[session.version >= 150000], (name, table.oid))
-    if not published and not everything:
+    published = session.rows(_published(session), (name, table.oid))
+    if not published:
         yield f"publication {name} does not have the table: ALTER PUBLICATION {name} ADD TABLE {shown}"
-    elif published and (published[0][0] is not None or published[0][1] is not None):
+    elif published[0][1]:
         yield f"publication {name} has a row filter or a column list for the table, which hide changes: remove them"
+
+
+def identity_of(session: PostgresConnection, source: PostgresChanges[Any], system: System) -> Identity:
+    """What the split is now; a table or an entry of it in the publication that is gone is 0."""
+    schema, name = source.table.rpartition(".")[::2]
+    ((table,),) = session.rows(_OID, (schema or None, name))
+    published = session.rows(_published(session), (source.slot_name, table)) if table else []
+    return Identity(system.id, source.slot_name, table or 0, published[0][0] if published else 0)
+
+
+def require_same(now: Identity, before: str, id: str) -> None:
+    """Raise Halt if changes since then may not have come."""
+    then = msgspec.json.decode(before, type=Identity)
+    whats = {
+        "system": "the server of dsn= is another database cluster",
+        "slot": f"slot= is {now.slot!r}, and was {then.slot!r}",
+        "table": "the table was dropped or made anew since then",
+        "published": "the table was taken out of the publication since then",
+    }
+    for name, what in whats.items():
+        if getattr(now, name) != getattr(then, name):
+            raise lost(id, f"cannot go on: {what}, so changes may be missing")
+
+
+def lost(id: str, what: str) -> Halt:
+    """The error of a source whose changes since its checkpoint are not there any more."""
+    return Halt(
+        f"Source {id!r} {what}.\n"
+        f"  Choices: restore the database as it was, and run again; or `exactlyonce changes drop` and `setup`, and let "
+        f"`exactlyonce reset` begin with the rows that are there.",
+        operator=id,
+    )
 
 
 def setup_statements(source: PostgresChanges[Any], table: TableInServer) -> list[tuple[str, sql.Composed]]:
@@ -652,27 +685,28 @@ SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s
     coalesce(s.wal_status, '')
 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
 """
-_IDENTITY = """
+_TABLE = """
 SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
     (SELECT array_agg(a.attname::text)
         FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)
         WHERE i.indrelid = c.oid
-            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)
+            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END),
+    (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
 FROM pg_class c WHERE c.oid = $1::oid
 """
-_PUBLICATION = """
-SELECT pubinsert, pubupdate, pubdelete, pubtruncate, puballtables FROM pg_publication WHERE pubname = $1
+_OID = """
+SELECT to_regclass(
+    CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))::oid
 """
-_PUBLISHED = {
-    True: """
-SELECT r.prqual::text, r.prattrs::text FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+_PUBLICATION = "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = $1"
+_PUBLISHED = """
+SELECT r.oid, {hides} FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
 WHERE p.pubname = $1 AND r.prrelid = $2::oid
-UNION ALL SELECT NULL, NULL FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
-WHERE p.pubname = $1 AND n.pnnspid = (SELECT relnamespace FROM pg_class WHERE oid = $2::oid)
-""",
-    False: """
-SELECT NULL, NULL FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
-WHERE p.pubname = $1 AND r.prrelid = $2::oid
-""",
-}
-"""By whether the server is 15 or newer: the row filter and the column list of the table, if it is published."""
+UNION ALL SELECT oid, false FROM pg_publication WHERE pubname = $1 AND puballtables
+"""
+
+
+def _published(session: PostgresConnection) -> sql.Composed:
+    """Asks for the table's entry in the publication, and whether it hides anything, which came with 15."""
+    hides = "r.prqual IS NOT NULL OR r.prattrs IS NOT NULL" if session.version >= 150000 else "false"
+    return sql.SQL(_PUBLISHED).format(hides=sql.SQL(hides))

@@ -42,6 +42,8 @@ class Column(NamedTuple):
     name: str
     oid: int
     """Of its type."""
+    is_key: bool = True
+    """Whether it is of the replica identity: old rows have it."""
 
 
 class Relation(NamedTuple):
@@ -182,7 +184,7 @@ class ChangeStream:
         for _ in range(count):
             end = rest.index(b"\0", at + 1)
             (type_oid,) = struct.unpack_from("!I", rest, end + 1)
-            columns.append(Column(rest[at + 1 : end].decode(), type_oid))
+            columns.append(Column(rest[at + 1 : end].decode(), type_oid, bool(rest[at] & 1)))
             at = end + 9
         self._relation = Relation(oid, tuple(columns), is_full)
         yield self._relation

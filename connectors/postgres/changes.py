@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.dsn import PostgresTable
@@ -114,7 +115,7 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
         """Makes `Change.key` of the texts of the key's columns."""
         columns = columns_of(self.value)
         if len(self.key_columns) > 1:
-            return lambda texts: json.dumps(texts, ensure_ascii=False)
+            return lambda texts: msgspec.json.encode(texts).decode()
         if forms_of(columns[self.key_columns[0]]) == {Form.INT}:
             return lambda texts: int(texts[0])
         return itemgetter(0)
