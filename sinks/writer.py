@@ -139,13 +139,6 @@ class WaitingWriter:
             self.writer.poll()
 
 
-class GrantedWriter(SinkWriter, Protocol):
-    """A writer that uses only transactional ids granted by the coordinator; see `Sink.transactional`."""
-
-    def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
-        """Write with this id from now on: the coordinator knows its producer."""
-
-
 class SinkEncoder(Protocol):
     """Encodes records for the sink's writer."""
 

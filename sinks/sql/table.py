@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -35,11 +35,13 @@ class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Whether no row may give it a value."""
 
 
-class Table(Protocol):
-    """A table as a dialect reads it."""
+ColumnT = TypeVar("ColumnT", bound=TableColumn)
 
-    @property
-    def columns(self) -> Mapping[str, TableColumn]: ...
+
+class Table(msgspec.Struct, Generic[ColumnT], frozen=True, kw_only=True):
+    """The part of a table that all dialects read."""
+
+    columns: dict[str, ColumnT]
 
 
 def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...]:
