@@ -81,7 +81,7 @@ class Ticket:
 
 
 class KeysWritten:
-    """The keys of one writer, to find one that is written twice; those of old checkpoints are forgotten."""
+    """The keys of one writer, to find one that is written twice; keys of old checkpoints are forgotten."""
 
     def __init__(self) -> None:
         self._keys: dict[int, set[BlockKey]] = {}

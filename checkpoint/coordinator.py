@@ -144,7 +144,7 @@ class Attempt:
         self.producers[sink] = self.producers.get(sink, 0) + 1
 
     def lacking(self, sinks: frozenset[Subtask], needed: int) -> list[Subtask]:
-        """Those of *sinks* that have fewer producers ready than *needed*."""
+        """The subtasks of *sinks* that have fewer producers ready than *needed*."""
         return sorted(sink for sink in sinks if self.producers.get(sink, 0) < needed)
 
     def acknowledged(self, subtask: Subtask, ack: Ack, now_ms: int) -> None:

@@ -445,7 +445,7 @@ class DecisionLog:
     # --- beside the log
 
     def dead(self, refs: Iterable[BlockRef]) -> Procedure[list[BlockRef]]:
-        """Those of *refs*, in the storage of this incarnation, that may be gone, so that no manifest may name them.
+        """The *refs* in the storage of this incarnation that may be gone, so that no manifest may name them.
 
         This incarnation may have dropped a block; older ones are fenced, and dropped only blocks that no manifest read
         here names. Or somebody deleted the topic, or the first records of a partition. A key is never written twice, so
@@ -544,5 +544,5 @@ def _writes(written: Iterable[tuple[DecisionKey, bytes]], dropped: Iterable[Deci
 
 
 def tombstones(blocks: Iterable[StoredBlock]) -> tuple[Write, ...]:
-    """The writes that remove those of *blocks* in the checkpoint topic."""
+    """The writes that remove the *blocks* that are in the checkpoint topic."""
     return tuple(Write(ref.partition, ref.key, None) for storage, ref in blocks if storage == TOPIC)

@@ -89,7 +89,7 @@ def may_need(checkpoint: int, key: str) -> bool:
 
 
 def possible_needs(checkpoint: int, blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
-    """Those of *blocks* that *checkpoint* may need, by storage."""
+    """The *blocks* that *checkpoint* may need, by storage."""
     return by_storage(block for block in blocks if may_need(checkpoint, block.ref.key))
 
 
@@ -185,7 +185,7 @@ class BlockUse:
         return [key for key in dead if key not in held] if held else dead
 
     def _held(self, keys: Iterable[str]) -> set[str]:
-        """Those of *keys* that a checkpoint with unknown references may need."""
+        """The *keys* that a checkpoint with unknown references may need."""
         if not self._unknown:
             return set()
         newest = max(self._unknown)

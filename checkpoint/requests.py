@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.pipeline.retries import OF_BROKER
 
 
 class EndAnswer(enum.Enum):
@@ -142,8 +143,6 @@ class ProducerState(msgspec.Struct, frozen=True):
 
 R = TypeVar("R")
 Y = TypeVar("Y")
-
-RETRY_PAUSE_FIRST_MS, RETRY_PAUSE_LONGEST_MS = 5, 1_000
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -549,7 +548,7 @@ def retrying(attempt: Callable[[int], Procedure[R]], clock: Clock, deadline_ms: 
 
     *attempt* is given the milliseconds that are left. There is one attempt at least.
     """
-    pause_ms = RETRY_PAUSE_FIRST_MS
+    pauses = iter(OF_BROKER)
     while True:
         try:
             return (yield from attempt(max(0, deadline_ms - clock.monotonic_ms())))
@@ -557,5 +556,4 @@ def retrying(attempt: Callable[[int], Procedure[R]], clock: Clock, deadline_ms: 
             left_ms = deadline_ms - clock.monotonic_ms()
             if left_ms <= 0:
                 raise
-        yield Pause(min(pause_ms, left_ms))
-        pause_ms = min(2 * pause_ms, RETRY_PAUSE_LONGEST_MS)
+        yield Pause(min(next(pauses), left_ms))

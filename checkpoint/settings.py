@@ -11,41 +11,39 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import TOPIC, storage_setting
 from exactlyonce.checkpoint.transactions.transactional_writer import DECISION_TIMEOUT_MS
-from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
 from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, TEXT, Setting, check_bounds, declared
+from exactlyonce.pipeline.sink import AT_LEAST_ONCE, EXACTLY_ONCE
 
 
-class RestartStrategy(Protocol):
+class RestartStrategy:
     """Takes failures and completed checkpoints."""
 
     def failed(self, now_ms: int) -> int | None:
         """Milliseconds to wait before the next attempt, or None: give up."""
+        raise NotImplementedError
 
     def completed(self, now_ms: int) -> None:
         """A checkpoint completed: the job makes progress."""
 
 
 @dataclass
-class NoRestart:
+class NoRestart(RestartStrategy):
     """The first failure ends the job."""
 
     def failed(self, now_ms: int) -> int | None:
         return None
 
-    def completed(self, now_ms: int) -> None:
-        return None
-
 
 @dataclass
-class FixedDelay:
+class FixedDelay(RestartStrategy):
     """At most *attempts* restarts without a completed checkpoint between them, *delay_ms* apart."""
 
     attempts: int = 10
@@ -61,7 +59,7 @@ class FixedDelay:
 
 
 @dataclass
-class FailureRate:
+class FailureRate(RestartStrategy):
     """At most *failures* within *window_ms*: tolerates rare failures, stops a job that only fails."""
 
     failures: int = 5
@@ -75,12 +73,9 @@ class FailureRate:
             self._times.popleft()
         return self.delay_ms if len(self._times) <= self.failures else None
 
-    def completed(self, now_ms: int) -> None:
-        return None
-
 
 @dataclass
-class ExponentialDelay:
+class ExponentialDelay(RestartStrategy):
     """Never gives up; waits twice as long after each failure without a completed checkpoint, up to *max_ms*."""
 
     initial_ms: int = 100

@@ -95,7 +95,7 @@ def add_replaying(parser: argparse.ArgumentParser) -> None:
 
 
 def add_leading(parser: argparse.ArgumentParser) -> None:
-    """The options of a command that writes checkpoints, and those of the cluster."""
+    """The options of a command that writes checkpoints, and the options of the cluster."""
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--take-over", action="store_true", help="even if an instance seems to be running")
     run, checkpoint = declared(RunOptions), declared(CheckpointSettings)

@@ -34,6 +34,7 @@ from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
 from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, CHECKPOINT_STORAGE, FileStore, Retries, store_at
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, require
+from exactlyonce.pipeline.retries import OF_STORE
 
 PARTITION, OFFSET = 1, 0
 """The place in every file's reference, which nobody uses: files have no places in the topic."""
@@ -48,7 +49,6 @@ SLOW_S = 10.0
 READERS = 8
 READ_AHEAD = 16
 """Blocks read ahead, each of 1 MB at most."""
-_PAUSE_FIRST_S, _PAUSE_LONGEST_S = 0.05, 2.0
 _POLL_S = 0.05
 _TOPIC_SUFFIX = ".checkpoints"
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
@@ -208,7 +208,7 @@ class FileBlocks:
 
     def _put(self, put: _Put) -> Iterator[float]:
         """Retry until it is durable or has failed; yields the pauses, in seconds."""
-        name, pause_s = name_of(put.ref), _PAUSE_FIRST_S
+        name, pauses = name_of(put.ref), iter(OF_STORE)
         require(name is not None, f"{put.ref.key} is a well-formed key")
         while True:
             try:
@@ -221,8 +221,7 @@ class FileBlocks:
                 if time.monotonic() - put.since_s > PUT_TIMEOUT_S:
                     put.failure = str(error)
                     return
-                yield pause_s
-                pause_s = min(2 * pause_s, _PAUSE_LONGEST_S)
+                yield next(pauses) / 1000
             else:
                 self._obstacle = ""
                 put.durable = True

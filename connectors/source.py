@@ -72,6 +72,9 @@ class SourceReader(Protocol):
     def positions(self) -> tuple[SourceOffset, ...]:
         """Sn: the position of each split, in their order, at a barrier between two batches."""
 
+    def finalized(self, positions: Sequence[SourceOffset]) -> None:
+        """A checkpoint with these *positions* is finalized: what lies before them is never read again."""
+
     @property
     def idle(self) -> bool:
         """Whether no split is read here."""
@@ -179,7 +182,7 @@ class ReadsTopic(Readable, Protocol):
 
     @property
     def client(self) -> Any:
-        """The `ClientConfig` of the topic's cluster; None: it is that of the checkpoints."""
+        """The `ClientConfig` of the topic's cluster; None: the cluster of the checkpoints."""
 
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
         """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
@@ -189,7 +192,7 @@ class ReadsTopic(Readable, Protocol):
         the one that names the group, for errors."""
 
     def starting(self, start: Any) -> ReadsTopic:
-        """The same source, whose `first_offsets` are those of *start*, as that of `KafkaSource`."""
+        """The same source with the `first_offsets` of *start*, as `KafkaSource` takes it."""
 
 
 class SplitFinder(Protocol):

@@ -223,13 +223,37 @@ def field_problems(
 
 
 @dataclass(frozen=True, eq=False)
-class TableSource(DatabaseTable, SplitSource[T_co]):
-    """The description of a table as a source."""
+class KeyedRows(DatabaseTable, SplitSource[T_co]):
+    """The description of a source of rows, which have a key."""
 
     table: str
     dsn: str
     key: str | tuple[str, ...]
-    value: TypeForm[T_co]
+    value: TypeForm[Any]
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    @property
+    def repeats(self) -> bool:
+        return False
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not isinstance(self.table, str) or not self.table:
+            yield f"table={self.table!r} must be the name of a table"
+        yield from self.dsn_problems()
+        if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
+            yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
+        if not columns_of(self.value):
+            yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource(KeyedRows[T_co]):
+    """The description of a table as a source."""
+
     one_snapshot: bool
     name: str
 
@@ -240,14 +264,6 @@ class TableSource(DatabaseTable, SplitSource[T_co]):
     @property
     def place(self) -> str:
         return f"{self.extra}:{self.table}#{self.name}" if self.name else f"{self.extra}:{self.table}"
-
-    @property
-    def key_columns(self) -> tuple[str, ...]:
-        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
-
-    @property
-    def repeats(self) -> bool:
-        return False
 
     @abstractmethod
     def open_rows(self, position: SourceOffset) -> TableRows:
@@ -287,16 +303,6 @@ class TableSource(DatabaseTable, SplitSource[T_co]):
     @abstractmethod
     def _as_json(self, part: Any) -> bytes:
         """A row's part, for dead letters."""
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if not isinstance(self.table, str) or not self.table:
-            yield f"table={self.table!r} must be the name of a table"
-        yield from self.dsn_problems()
-        if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
-            yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
-        if not columns_of(self.value):
-            yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
 
     def describe(self) -> dict[str, Any]:
         """The table without its database; how many splits there are is noted in checkpoints."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 SENT_MAX = 1_000
-"""The requests kept: far more than those of a decision."""
+"""The requests kept: far more than a decision makes."""
 
 
 class Sent(NamedTuple):

@@ -34,9 +34,9 @@ from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
 from exactlyonce.state.backend import StateBackend
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
 
 

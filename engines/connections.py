@@ -51,6 +51,7 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.retries import OF_BROKER, retried
 from exactlyonce.sinks.kafka.copying import copy_transaction
 
 TIMEOUT_MS = 30_000
@@ -77,7 +78,7 @@ def with_heartbeat(
 ) -> R:
     """Do *work*, which may take long, while another thread repeats *beat*. *work* must not ask the leader.
 
-    *interval_s* lies between two beats; None: that of the leader's upkeep.
+    *interval_s* lies between two beats; None: the interval of the leader's upkeep.
 
     An error of *beat* is raised at the end, or by the function that *work* is given and should call often.
     """
@@ -270,16 +271,15 @@ class Performer:
     def _persistently(self, asked: Callable[[], Any]) -> Any:
         """The answer of *asked*, repeated while the broker is away, for as long as an append."""
 
-        def attempt(_: int) -> ask.Procedure[Any]:
+        def attempt() -> Any:
             try:
                 return asked()
             except BrokerUnavailable as error:
                 self._waits(error)
                 raise
-            yield  # unreachable: it makes this a procedure
 
-        clock = SystemClock()
-        return ask.drive(ask.retrying(attempt, clock, clock.monotonic_ms() + APPEND_TIMEOUT_MS), self.log)
+        deadline_s = time.monotonic() + APPEND_TIMEOUT_MS / 1000
+        return retried(attempt, BrokerUnavailable, OF_BROKER, deadline_s, clock=time.monotonic, sleep=self.log.sleep)
 
     def _end(self, endings: tuple[ask.Ending, ...], commit: bool) -> Sequence[EndAnswer]:
         try:

@@ -52,7 +52,7 @@ from exactlyonce.sinks.committer import SetAside, StoreView
 WAITS, APPLIED, UNKNOWN, GONE = "waits", "applied", "unknown", "gone"
 """The states of output in a store: set aside, committed, not asked; and of a transaction that the broker forgot."""
 TRANSACTION = "transaction"
-"""The kind of output in Kafka; the other kinds are those of `StoreCommittable`."""
+"""The kind of output in Kafka; `StoreCommittable` has the other kinds."""
 BY_NAME = "its store is known by the module alone: give module:pipeline"
 """Why a store is not asked if a pipeline is named without its module."""
 _AGAIN = "the next run commits it, as often as it takes; `transactions commit MODULE:PIPELINE` does so at once"
@@ -363,11 +363,6 @@ SETTLED_TIMEOUT_MS = 30_000
 SETTLED_POLL_S = 0.05
 
 
-class AbortedOutput(NamedTuple):
-    aborted: list[WaitingOutput]
-    left: list[WaitingOutput]
-
-
 def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) -> None:
     """Raise `ConfigError` unless all of *names* wait, undecided, and hold somebody back."""
     by_name = {output.name: output for output in waiting}
@@ -386,8 +381,12 @@ def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) 
             )
 
 
-def abort_undecided(config: ClientConfig, resources: PipelineResources, names: Collection[str] = ()) -> AbortedOutput:
+def abort_undecided(
+    config: ClientConfig, resources: PipelineResources, names: Collection[str] = ()
+) -> tuple[list[WaitingOutput], list[WaitingOutput]]:
     """Fence the coordinator, then abort its undecided output, or only *names* if any are given.
+
+    Returns the aborted output, and the output that is left.
 
     `Halt` where the decisions cannot be read. Only incarnations in *resources* are aborted, for the fence came after
     all of them. One that has begun since is not fenced if it is seen right before the fence. Nothing is aborted if the
@@ -419,7 +418,7 @@ def abort_undecided(config: ClientConfig, resources: PipelineResources, names: C
         connections.drive(procedure)
     aborted = [output for output in outputs if not output.is_decided and (not names or output.name in names)]
     left = [output for output in outputs if output not in aborted]
-    return AbortedOutput(aborted, left)
+    return aborted, left
 
 
 def _require_no_newer(history: History, newest: int) -> None:

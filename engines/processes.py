@@ -1,4 +1,4 @@
-"""Processes of this machine: that of an incarnation, which may be known to be dead, and this one."""
+"""Processes of this machine: an incarnation's, which may be known to be dead, and this one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def has_ended(incarnation: Incarnation) -> bool:
 
 
 def living(history: History, now_ms: int) -> Incarnation | None:
-    """The incarnation that seems alive at *now_ms*: that of `History.living`, unless it `has_ended`."""
+    """The incarnation that seems alive at *now_ms*: `History.living`, unless it `has_ended`."""
     newest = history.living(now_ms)
     return None if newest is None or has_ended(newest) else newest
 

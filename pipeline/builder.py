@@ -113,12 +113,12 @@ class Builder:
         return self.add(Kind.SOURCE, id, ())
 
     def add_table(self, id: str, source: Any) -> Input:
-        """Add the source of a changelog, by the key of its messages."""
+        """Add the source of a changelog, by the key of its records."""
         changelog = source.changelog() if isinstance(source, Source) else None
         if changelog is None:
             self.problem(
                 f"a table needs a source of messages with their keys, as "
-                f'KafkaSource.records("customers", key=str, value=Customer), got {source!r:.200}'
+                f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
         function = Function(call=key_of_message, name="the key of its messages")
@@ -268,7 +268,7 @@ class Builder:
         self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
         late_right: Output[Any] | None, ttl: Duration | None = None,
     ) -> Input:  # fmt: skip
-        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
+        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is for a lookup."""
         inputs, key = self.both(kind, left, right)
         record, version = self.type_of(inputs[0]), join.right(self.type_of(inputs[1]))
         is_known = UNKNOWN not in (record, version)

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import (
@@ -31,8 +32,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are no
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, free_port
-from exactlyonce.connectors.kafka.errors import Again, Meaning, meaning_of, retried
+from exactlyonce.connectors.kafka.errors import Again, Meaning, meaning_of
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.pipeline.retries import OF_BROKER, retried
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
@@ -92,7 +94,7 @@ class KafkaCluster:
         return {*self.admin().list_topics(timeout=LIMIT_S).topics}
 
     def delete_topics(self, names: Iterable[str]) -> None:
-        """Delete those of *names* that are there; returns once they are gone."""
+        """Delete the topics of *names* that are there; returns once they are gone."""
         admin, mine = self.admin(), {*names}
         if there := mine & self.topics():
             for deleted in admin.delete_topics([*there]).values():
@@ -222,7 +224,8 @@ def _accepted(
 def _read(consumer: Consumer, topic: str, timeout_s: float) -> list[Committed]:
     deadline = time.monotonic() + timeout_s
     partitions = sorted(consumer.list_topics(topic, timeout=timeout_s).topics[topic].partitions)
-    ends = {p: retried(partial(_end, consumer, topic, p, timeout_s), deadline) for p in partitions}
+    until_then = partial(retried, deadline_s=deadline, clock=time.monotonic, sleep=Event().wait)
+    ends = {p: until_then(partial(_end, consumer, topic, p, timeout_s), Again, OF_BROKER) for p in partitions}
     consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
     unread, records = set(partitions), []
     while unread:

@@ -20,9 +20,9 @@ from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.source import KafkaSource
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, GraphError, Undetermined
 from exactlyonce.pipeline.graph import LogicalGraph, Node
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink, gives_partitions
 from exactlyonce.testing.broker.interface import NoAnswer, Record
@@ -245,7 +245,7 @@ class MemoryRuns:
             self._make = lambda: pipeline(*arguments).build()
         self.graph = in_memory(self._make(), StoreModel())
         self._requests: list[tuple[str, bool]] = []
-        """Those of the last run without a crash; see `CrashingWorld`."""
+        """The requests of the last run without a crash; see `CrashingWorld`."""
 
     def run(self, crash: object) -> Run:
         assert crash is None or isinstance(crash, Crash)

@@ -17,8 +17,8 @@ from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, ExactlyOnceError, GraphError
+from exactlyonce.pipeline.event_time import ms_of
 from exactlyonce.pipeline.graph import LogicalGraph, Node
-from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink

@@ -78,7 +78,7 @@ class BlockStorageContract(Contract):
         self.left_out("laid", "a block that was cut off")
 
     def lost(self, ref: BlockRef) -> BlockRef:
-        """Remove a block by mistake; returns its reference, or that of one that never existed. May be left out."""
+        """Remove a block by mistake; returns its reference, or one that never existed. May be left out."""
         self.left_out("lost", "a block that is gone")
 
     def away(self) -> AbstractContextManager[object]:

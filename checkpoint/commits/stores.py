@@ -29,8 +29,8 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
+from exactlyonce.pipeline.retries import OF_STORE
 
-PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000
 NOTED_INTERVAL_MS = 30_000
 
 Positions = Mapping[tuple[str, int], int]
@@ -185,7 +185,7 @@ class StagedCommits(CommitProtocol):
         return fates
 
     def _batches(self, manifest: Manifest) -> list[Batch]:
-        """The committables of *manifest*: those of a sink together if its store commits them at once."""
+        """The committables of *manifest*: of a sink together if its store commits them at once."""
         batches: dict[str, list[StoreCommittable]] = {}
         for committable in manifest.staged:
             sink = self.sinks.get(committable.sink)
@@ -199,7 +199,7 @@ class StagedCommits(CommitProtocol):
         The timeout counts from the first of consecutive failures: a store that goes away after long work has all of it
         to come back. While an attempt is under way, nothing is given up.
         """
-        failing_since_ms, pause_ms = None, PAUSE_FIRST_MS
+        failing_since_ms, pauses = None, iter(OF_STORE)
         while True:
             try:
                 answer = yield request
@@ -213,8 +213,7 @@ class StagedCommits(CommitProtocol):
                         f"it again once the store is there."
                     ) from error
                 self._note(f"waiting for the store of sink {sink!r}: {error}")
-                yield ask.Pause(pause_ms)
-                pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+                yield ask.Pause(next(pauses))
             else:
                 if not isinstance(answer, UnderWay):
                     return answer

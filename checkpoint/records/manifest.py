@@ -461,7 +461,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
     rules: int = LATE_AT_FLOOR
-    """The rule by which records of its interval were late, for a replay; the default is that of older versions."""
+    """The rule by which records of its interval were late, for a replay; the default is the rule of older versions."""
 
     @property
     def output_ids(self) -> dict[str, str]:
@@ -487,7 +487,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return None if position.floor == NO_FLOOR else position.floor - below
 
     def positions_at(self, place: str) -> list[SourceOffset]:
-        """The positions in the topic at *place*, also those of patterns that it matches."""
+        """The positions in the topic at *place*, also of patterns that it matches."""
         return [at for offset in self.offsets if (at := offset.in_cluster or offset).topic == place]
 
     def partitions_of(self, sink: str) -> int | None:

@@ -24,9 +24,8 @@ from exactlyonce.cli.arguments import (
 )
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.pipeline.event_time import NO_FLOOR, shown_time
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:

@@ -257,7 +257,7 @@ def _print(view: StateView, args: argparse.Namespace) -> None:
 
 
 def lines(operator: OperatorView, keys: Iterable[KeyView]) -> Iterator[str]:
-    from exactlyonce.state.json_text import json_text
+    from exactlyonce.state.state_type import json_text
 
     for key in keys:
         yield json_text({"operator": operator.operator, "checkpoint": operator.checkpoint, **vars(key)})
@@ -275,7 +275,7 @@ def table(keys: Sequence[KeyView], operator: OperatorView) -> list[str]:
 
 
 def row(key: KeyView) -> text.Row:
-    from exactlyonce.state.json_text import json_text
+    from exactlyonce.state.state_type import json_text
     from exactlyonce.views.state import TimedKeyView
 
     times = [key.start, key.end] if isinstance(key, TimedKeyView) else []

@@ -25,6 +25,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StorageUnavailable, StoreError
+from exactlyonce.pipeline.retries import OF_STORE, retried
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +34,6 @@ STORAGE, CHECKPOINT_STORAGE = "The storage", "The checkpoint storage"
 """The first words of a store's errors: the second for the one of `--checkpoint-storage`."""
 AWAY_TIMEOUT_S = 30.0
 """The time of retries: a server may restart, or refuse one request of a thousand."""
-_PAUSE_S = 0.25
 RANGE_BYTES = 4 << 20
 """A file is read in such ranges."""
 _COMPARED_BYTES = 8 << 20
@@ -80,7 +80,7 @@ class Upload(NamedTuple):
     """A multipart upload that is under way."""
 
     name: str
-    """That of its file."""
+    """The name of its file."""
     id: str
     age_ms: int
     """By the store's clock."""
@@ -93,13 +93,8 @@ class Retries:
         self._away_timeout_s, self._ended = away_timeout_s, Event()
 
     def __call__(self, ask: Callable[[], R]) -> R:
-        deadline = time.monotonic() + self._away_timeout_s
-        while True:
-            try:
-                return ask()
-            except StorageUnavailable:
-                if time.monotonic() > deadline or self._ended.wait(_PAUSE_S):
-                    raise
+        deadline_s = time.monotonic() + self._away_timeout_s
+        return retried(ask, StorageUnavailable, OF_STORE, deadline_s, clock=time.monotonic, sleep=self._ended.wait)
 
     def end(self) -> None:
         """No call waits any longer. Any thread may call it."""
@@ -188,7 +183,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def check_publishing(self, at: str, staged: str, path: str) -> None:
-        """Raise unless files can be staged, and published. The names are those of `create`. Leaves nothing."""
+        """Raise unless files can be staged, and published, under names like those for `create`. Leaves nothing."""
 
     @abstractmethod
     def create(self, at: str, staged: str, path: str, retries: Retries) -> NewFile:

@@ -43,8 +43,8 @@ NAMES_VERSION = 9
 
 
 class GroupOffsets:
-    """The offsets of group *group*, which has no members, in one cluster. *topics*: the names by place of those of
-    another cluster than that of the checkpoints. *note* hears once that we lack the right."""
+    """The offsets of group *group*, which has no members, in one cluster. *topics*: the names by place of the topics
+    of another cluster than the checkpoints'. *note* hears once that we lack the right."""
 
     def __init__(
         self,

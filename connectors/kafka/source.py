@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Another cluster than that of the checkpoints: ``Cluster("eu", {"bootstrap.servers": "eu-1:9092"})``.
+    """A cluster that does not have the checkpoints: ``Cluster("eu", {"bootstrap.servers": "eu-1:9092"})``.
 
     - *name* stands for it in checkpoints and errors, as ``kafka:eu/orders``. Addresses may change, the name may not.
     - *settings*: librdkafka's, as of the cluster of the checkpoints. Secrets are given by reference, as ``env:NAME`` or
@@ -118,7 +118,7 @@ class KafkaSource(Source[T]):
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
-    - *cluster*: a `Cluster` that has the topic, if it is not that of the checkpoints.
+    - *cluster*: a `Cluster` that has the topic, if it is not the cluster of the checkpoints.
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
       outage that a codec meets (`Unavailable`, OSError) is none of these.

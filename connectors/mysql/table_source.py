@@ -35,8 +35,8 @@ class MySQLTableSource(MySQLTable, TableSource[T]):
     - *value*: the type of a record, whose fields are columns: a Struct, a dataclass, a TypedDict.
     - *one_snapshot*: stop the pipeline where reading is interrupted after its first checkpoint. Otherwise the rest is
       read as of a later moment: each key is read once, but not all as of one moment.
-    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*: as those of `KafkaSource`.
+    - *name*: its name in checkpoints and errors, where several sources of a pipeline read one table.
+    - *on_error*, *time*: as of `KafkaSource`.
     """
 
     table: str

@@ -20,8 +20,9 @@ from urllib.parse import quote
 
 import msgspec
 import psycopg
-from psycopg import conninfo, pq, sql
+from psycopg import conninfo, generators, pq, sql
 from psycopg.abc import PQGen
+from psycopg.pq.abc import PGconn
 
 from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
@@ -245,9 +246,11 @@ class _Waiting(psycopg.Connection[tuple[Any, ...]]):
 class PostgresConnection:
     """One connection, made when it is first needed, and again after it was lost."""
 
-    def __init__(self, dsn: str, limits: Limits) -> None:
+    def __init__(self, dsn: str, limits: Limits, settings: Mapping[str, str] | None = None) -> None:
+        """*settings* of libpq, beside those of *dsn*."""
         self._dsn = dsn
         self._limits = limits
+        self._settings = settings or {}
         self._refusals = Refusals(dsn)
         self._connection: _Waiting | None = None
         self._within = False
@@ -274,8 +277,18 @@ class PostgresConnection:
                 for (row,) in page:
                     yield row.encode()
         finally:
-            self._roll_back()
-            self._within = False
+            self.end()
+
+    def end(self) -> None:
+        """End the transaction that `begin` began, which has only read."""
+        self._roll_back()
+        self._within = False
+
+    @property
+    def version(self) -> int:
+        """The server's version, as 150000."""
+        with self._translated() as connection:
+            return connection.info.server_version
 
     def changed_by(self, query: str, *values: object) -> int:
         with self._translated() as connection:
@@ -289,6 +302,26 @@ class PostgresConnection:
                 copy.write(chunk)
                 size += len(chunk)
             connection.answer_s = self._limits.answer + size / _BYTES_PER_SECOND_MIN
+
+    def copied(self, statement: sql.Composed) -> list[bytes]:
+        """The lines of a COPY ... TO STDOUT, in its text format."""
+        with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
+            return [bytes(line) for line in copy]
+
+    def replicate(self, command: sql.Composed) -> PGconn:
+        """Begin to stream with START_REPLICATION; the connection is for that alone from now on."""
+        with self._translated() as connection:
+            connection.pgconn.send_query(command.as_bytes(None))
+            result = connection.wait(generators.execute(connection.pgconn))[-1]
+            if result.status != pq.ExecStatus.COPY_BOTH:
+                raise psycopg.errors.error_from_result(result)
+            connection.pgconn.nonblocking = 1
+            return connection.pgconn
+
+    def lost(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
+        """Close it, as after any fault. Returns what *error* of a stream is."""
+        self.close()
+        return self._refusals.of(error)
 
     @contextmanager
     def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
@@ -374,7 +407,9 @@ class PostgresConnection:
             "connect_timeout": self._limits.connect,
             "application_name": "exactlyonce",
         }
-        settings = conninfo.make_conninfo("", **{**defaults, **written})
+        options = " ".join(str(each) for each in (written.get("options"), self._settings.get("options")) if each)
+        own = {**self._settings, "options": options} if options else self._settings
+        settings = conninfo.make_conninfo("", **{**defaults, **written, **own})
         try:
             connection = _Waiting.connect(
                 settings, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
@@ -431,6 +466,6 @@ SELECT set_config(name, value, true)
 FROM (VALUES ('client_connection_check_interval', '10s'), ('transaction_timeout', '0')) AS newer (name, value)
 WHERE current_setting(name, true) IS NOT NULL
 """
-"""Locks have a time limit, statements that of the client; a dead client's transaction ends soon; a commit is durable.
+"""Locks have a time limit, statements the client's; a dead client's transaction ends soon; a commit is durable.
 Texts are read as they were written, and row-level security raises where it would hide rows. The last two settings came
 with later versions."""

@@ -21,6 +21,7 @@ from exactlyonce.connectors.tables import (
     PAGE_ROWS,
     TEXTS,
     Key,
+    KeyedRows,
     Row,
     TableSplit,
     columns_of,
@@ -36,7 +37,7 @@ KEY_TYPES = ("int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uu
              "bytea")  # fmt: skip
 """Types of a key: every value is the same one again once it was text."""
 SAMPLE_ROWS, SPLIT_SAMPLE_ROWS = 20_000, 500
-"""Rows that a table is divided by, and those of them that a split has at least."""
+"""Rows that a table is divided by, and the rows that a split has at least."""
 _ROWS_OF_A_PAGE = 50
 _NEVER = 0
 
@@ -62,7 +63,7 @@ def open_rows(source: PostgresTableSource[Any], position: SourceOffset) -> Postg
             if source.one_snapshot:
                 source.snapshot_gone(position)
             _begin(connection, source, position.source, "")
-        return PostgresTableRows(connection, source, _found(connection, source, position.source, split))
+        return PostgresTableRows(connection, source, found_table(connection, source, position.source, split))
     except BaseException:
         connection.close()
         raise
@@ -88,31 +89,29 @@ def _began_in(connection: PostgresConnection, source: PostgresTableSource[Any], 
 
 
 def _begin(connection: PostgresConnection, source: PostgresTableSource[Any], id: str, snapshot: str) -> None:
-    schema, name, _, kind, _ = _looked_up(connection, source, id)
+    schema, name, _, kind, _ = looked_up(connection, source.table, id)
     locked = sql.Identifier(schema, name) if kind in _TABLES else None
     connection.begin("exactlyonce", _NEVER, snapshot=snapshot, reads=locked)
     connection.rows(_TEXTS)
 
 
-def _looked_up(
-    connection: PostgresConnection, source: PostgresTableSource[Any], id: str
-) -> tuple[str, str, int, str, bool]:
-    """The schema, the name, the oid and the kind of the table, and whether others inherit from it."""
-    schema, _, name = source.table.rpartition(".")
+def looked_up(connection: PostgresConnection, table: str, id: str) -> tuple[str, str, int, str, bool]:
+    """The schema, the name, the oid and the kind of the *table* of source *id*, and whether others inherit from it."""
+    schema, _, name = table.rpartition(".")
     rows = connection.rows(_FIND, (schema or None, name))
     if not rows:
         raise ConfigError(
-            f"Source {id!r}: there is no table {source.table} that the role of dsn= may see. Create it, or correct "
+            f"Source {id!r}: there is no table {table} that the role of dsn= may see. Create it, or correct "
             f'the name; one in another schema is "schema.table".'
         )
     return rows[0]
 
 
-def _found(
-    connection: PostgresConnection, source: PostgresTableSource[Any], id: str, split: TableSplit | None = None
+def found_table(
+    connection: PostgresConnection, source: KeyedRows[Any], id: str, split: TableSplit | None = None
 ) -> TableInServer:
-    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not that of *split*."""
-    schema, name, oid, kind, is_parent = _looked_up(connection, source, id)
+    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not the table of *split*."""
+    schema, name, oid, kind, is_parent = looked_up(connection, source.table, id)
     if split is not None and split.table != str(oid):
         raise Halt(
             f"Source {id!r} has read a part of the table {source.table}, which was dropped and created again since "
@@ -130,7 +129,7 @@ def _found(
             else []
         ),
         *key_problems(key, bases, nullable, dict.fromkeys(KEY_TYPES, "")),
-        *field_problems(columns_of(source.value), bases, _TAKEN),
+        *field_problems(columns_of(source.value), bases, TAKEN),
     ]
     if not wrong and list(key) not in [columns for (columns,) in connection.rows(_UNIQUE, (oid,))]:
         names = sql.SQL(", ").join(map(sql.Identifier, key))
@@ -169,7 +168,7 @@ class PostgresTableFinder:
         """The splits, of a snapshot that the session keeps."""
         connection = self._connection
         _begin(connection, self._source, self._id, "")
-        table = _found(connection, self._source, self._id)
+        table = found_table(connection, self._source, self._id)
         ((name,),), ((server,),) = connection.rows("SELECT pg_export_snapshot()"), connection.rows(_SERVER)
         snapshot = f"{name}{_SERVER_MARK}{server}"
         bounds: list[Key | None] = [None, *_bounds(connection, table, self._source.splits), None]
@@ -260,7 +259,7 @@ class PostgresTableRows:
         self._connection.close()
 
 
-_TAKEN: dict[str, frozenset[Form]] = {
+TAKEN: dict[str, frozenset[Form]] = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), NUMBERS),
     "bool": frozenset({Form.BOOL}),
     **dict.fromkeys(("text", "varchar", "bpchar", "char", "name"), TEXTS),

@@ -33,8 +33,8 @@ class PostgresTableSource(PostgresTable, TableSource[T]):
     - *splits*: the ranges of keys, at most, that a large table is read in, each by one subtask.
     - *one_snapshot*: stop the pipeline where the run that began to read the table has ended before its last row.
       Otherwise the next run reads the rest as of a later moment: each key is read once, but not all as of one moment.
-    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*: as those of `KafkaSource`.
+    - *name*: its name in checkpoints and errors, where several sources of a pipeline read one table.
+    - *on_error*, *time*: as of `KafkaSource`.
     """
 
     table: str

@@ -1,4 +1,4 @@
-"""A schema registry, asked by Confluent's client, and its settings: those of that client, with secrets as references.
+"""A schema registry, asked by Confluent's client, and that client's settings, with secrets as references.
 
 Invariants: an id is looked up once in a process, for an id names the same schema permanently. An error is `Unavailable`
 unless the registry has answered about the schema itself. A secret is looked up for each client, and is in no error, nor
@@ -187,7 +187,7 @@ class RegistryClient:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turn the errors of the client into those of this module."""
+        """Turn the errors of the client into errors of this module."""
         try:
             yield
         except (ConfigError, Unavailable, UnknownSchema, SchemaRefused):

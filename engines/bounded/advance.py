@@ -300,7 +300,7 @@ def advance(
 
 
 def _abort_all_but(connections: PipelineConnections, winners: Collection[str] = ()) -> None:
-    """Abort the open transactions of the present attempt, except those of *winners*."""
+    """Abort the open transactions of the present attempt, except the *winners*'."""
     connections.drive(connections.leader.transactions.abort_all_but(winners))
 
 
@@ -311,7 +311,7 @@ def _topics(physical: Plan) -> dict[str, str]:
 
 
 def _publishes_little(receipts: Sequence[Receipt]) -> bool:
-    """Whether the staged outputs of all sinks are no more than those of one publication."""
+    """Whether the staged outputs of all sinks are no more than one publication takes."""
     files = [file for receipt in receipts for file in receipt.outputs]
     records, size = sum(file.records for file in files), sum(file.file.size for file in files)
     return records <= PUBLISHER_RECORDS and size <= PUBLISHER_BYTES

@@ -50,17 +50,16 @@ from exactlyonce.engines.bounded.unit.lane_audit import (
     AuditedLane,
     Finding,
     LaneAudit,
-    LanePlace,
     PlainRecord,
     lane_name,
 )
+from exactlyonce.engines.bounded.unit.messages import LANE, PARTITION, WorkPlace
 from exactlyonce.engines.bounded.unit.staging import stage_messages
 from exactlyonce.engines.bounded.unit.visible_lanes import (
     COMMON,
     AuditedOutput,
     Claim,
     ClaimedPartition,
-    PartitionPlace,
     Place,
     SeenLane,
     SinkLane,
@@ -68,7 +67,6 @@ from exactlyonce.engines.bounded.unit.visible_lanes import (
     readers_config,
 )
 from exactlyonce.engines.bounded.workplace import free_bytes, workplace
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -80,6 +78,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.kafka.sink import gives_partitions, gives_times
 
@@ -166,7 +165,9 @@ class VisibleRecords:
         partitions = [ClaimedPartition(*place, tuple(own), to_end) for place, own in sorted(self.claims.items())]
         file = stage_messages(f"{files}partitions", [common, *partitions])
         settings = client.as_text
-        work = [_encode(PartitionPlace(settings, file, number)) for number, _ in enumerate(partitions, COMMON + 1)]
+        work = [
+            _encode(WorkPlace(PARTITION, settings, file, number)) for number, _ in enumerate(partitions, COMMON + 1)
+        ]
         unread: dict[str, str] = {}
         for answer in submit(f"{self._graph.pipeline_id}: audit, read the output", work):
             visible = _partition_decoder.decode(answer)
@@ -500,7 +501,7 @@ class Audit:
             return []
         file = stage_messages(f"{files}lanes", lanes)
         settings = self._client.as_text
-        work = [_encode(LanePlace(settings, file, number)) for number, _ in enumerate(lanes)]
+        work = [_encode(WorkPlace(LANE, settings, file, number)) for number, _ in enumerate(lanes)]
         first, last = again[0].manifest.checkpoint, again[-1].manifest.checkpoint
         checkpoints = f"checkpoint {first}" if first == last else f"checkpoints {first} to {last}"
         answers = executors.submit(f"{self._report.pipeline}: {checkpoints}, compare", work)
@@ -547,7 +548,7 @@ class Audit:
     def _add_foreign(self, intervals: Sequence[CheckpointInterval]) -> None:
         """Add visible records that no checkpoint names, where every checkpoint that could name them is known.
 
-        Among the first judged checkpoint's records may lie those of an expired one; at the end, those of a newer one.
+        Among the first judged checkpoint's records may lie records of an expired one; at the end, of a newer one.
         """
         pipeline = self._loaded.pipeline.name
         now = read_history(self._client, pipeline)

@@ -49,13 +49,13 @@ from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
 from exactlyonce.pipeline.positions import LATEST, Position
+from exactlyonce.pipeline.sink import AT_MOST_ONCE
 from exactlyonce.pipeline.sizes import counted
 
 FOLLOW_PAUSE_MIN_S = 0.1
@@ -130,7 +130,7 @@ class Summary:
     """The result of a catch-up. A notebook shows it as a table."""
 
     manifest: Manifest = field(repr=False)
-    """That of the newest checkpoint."""
+    """The manifest of the newest checkpoint."""
     checkpoints: int = 0
     records: int = 0
     skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)

@@ -60,7 +60,7 @@ class SinkDiff:
     differing: int
     """Keys whose outputs differ, in content, number or order."""
     differences: list[KeyDifference]
-    """Those of the first of these keys."""
+    """The differences of the first of these keys."""
 
 
 @dataclass

@@ -283,7 +283,7 @@ def _common(
 def _output_partitions(client: ClientConfig, manifest: Manifest) -> dict[str, int]:
     """The number of partitions by sink: those over which outputs were distributed, as far as it is known.
 
-    Otherwise those of the checkpoint, or more that its producers may have known.
+    Otherwise as many as the checkpoint has, or more that its producers may have known.
     """
     counts = {output.sink: output.partitions for output in manifest.sinks}
     with closing(Topics(client)) as topics:
@@ -302,7 +302,7 @@ def _left_in_flight(client: ClientConfig, common: Stage, manifest: Manifest) -> 
 
 
 def _order_logs(client: ClientConfig, common: Stage, manifest: Manifest) -> dict[tuple[str, int], tuple[bytes, ...]]:
-    """The order logs of the interval by task and subtask, in order, also those of aborted checkpoints."""
+    """The order logs of the interval by task and subtask, in order, also of aborted checkpoints."""
     refs = [ref for log in manifest.order_logs for ref in log.blocks]
     reader = block_storage(client, common.spec.topic, common.spec.storage)
     with whole_or_halt(manifest):

@@ -197,7 +197,7 @@ def places_of(outputs: Iterable[RecomputedOutput], partition_of: Partitioner, pa
 def where_replayed(
     repair: str, units: tuple[Submit, str | Path] | None
 ) -> tuple[Callable[[ExitStack], Submit], str | Path]:
-    """The runner of a replay's units and their folder, by the option *repair*; *units*: those of a Spark at hand."""
+    """The runner of a replay's units and their folder, by the option *repair*; *units*: of a Spark at hand."""
     if repair != "spark":
         return lambda stack: in_process, THIS_MACHINE
     if units is not None:

@@ -34,13 +34,16 @@ from exactlyonce.engines.bounded.unit.comparison import compare_lane
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
 from exactlyonce.engines.bounded.unit.messages import (
+    LANE,
+    PARTITION,
     STAGE,
+    UNIT,
     Reading,
     Receipt,
     Stage,
     Unit,
     UnitFailure,
-    UnitPlace,
+    WorkPlace,
     tries_before,
 )
 from exactlyonce.engines.bounded.unit.outgoing import publish
@@ -91,11 +94,11 @@ class Executors(NamedTuple):
 
 
 _KINDS: dict[str, Callable[[bytes, str], bytes]] = {
-    "unit": run_unit,
+    UNIT: run_unit,
     "publication": publish,
     "comparison": compare_lane,
-    "partition": read_partition,
-    "lane": audit_lane,
+    PARTITION: read_partition,
+    LANE: audit_lane,
 }
 TRIES = 4
 """The tries of a unit in this process, as many as Spark gives a task by default."""
@@ -271,7 +274,7 @@ def _done(
 ) -> list[list[Receipt]]:
     """The receipts of the units of each of *staged*, which run together."""
     work = [
-        _encode(UnitPlace({**client}, stage.file, receiver))
+        _encode(WorkPlace(UNIT, {**client}, stage.file, receiver))
         for stage in staged
         for receiver, _ in enumerate(stage.units, STAGE + 1)
     ]
@@ -373,7 +376,7 @@ def _places_by_record(graph: LogicalGraph, node: Node) -> bool:
 def split(unit: Unit, parallelism: int, offsets: int) -> Iterator[Unit]:
     """The splits of *unit*, adjacent and in order; the unit itself if there is but one.
 
-    *offsets* are those of all subtasks of the task, which get *parallelism* units according to their share.
+    *offsets* are of all subtasks of the task, which get *parallelism* units according to their share.
     """
     if len(unit.readings) == 1 and not unit.readings[0].to_end:
         reading = unit.readings[0]
@@ -418,7 +421,7 @@ def _merged(parts: Sequence[Receipt]) -> Receipt:
 
 
 def _ack(acks: Sequence[Ack]) -> Ack:
-    """The acknowledgement of a subtask: its order log is that of its splits, its offset that of the last of them.
+    """The acknowledgement of a subtask: its order log is made of its splits', its offset is the last split's.
 
     The first split counts the records skipped before it, too; the others their own alone.
     """

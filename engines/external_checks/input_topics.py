@@ -58,7 +58,7 @@ class InputTopics:
         return seen
 
     def by_cluster(self, sources: Iterable[ReadsTopic]) -> Iterable[tuple[Topics, list[ReadsTopic]]]:
-        """The questions to each cluster, and those of *sources* that read there."""
+        """The questions to each cluster, and the *sources* that read there."""
         clusters: dict[int, tuple[Topics, list[ReadsTopic]]] = {}
         for source in sources:
             topics = self.of(source)

@@ -49,7 +49,7 @@ class Inputs:
     """The end of a bounded run, by source and partition: the last stable offsets at its start. A source without topic
     has none, and ends with its splits. Empty when unbounded."""
     others: Mapping[str, FindsSplits] = field(default_factory=dict)
-    """The sources that read no topic, or those of a pattern."""
+    """The sources that read no topic, or a pattern of topics."""
 
     def __post_init__(self) -> None:
         self._finders = {id: source.finder(id, self.topics.own) for id, source in self.others.items()}
@@ -211,7 +211,7 @@ class Inputs:
                 self.matched[at.topic] = Topic(at.topic, at.topic_id, 0)
 
     def latest(self, positions: Iterable[SourceOffset], moment_ms: int | None = None) -> dict[int, int]:
-        """The last stable offset of those of *positions* that are in topics, or that of a moment, by split."""
+        """The last stable offset of the *positions* in topics, or their offset at a moment, by split."""
         by_topic: dict[str, list[tuple[int, int]]] = {}
         for position in positions:
             if (at := position.in_cluster) is not None:

@@ -42,8 +42,7 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
 from exactlyonce.engines.runtime.cut import WorkerBlocks
 from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
@@ -52,11 +51,11 @@ from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import LogicalGraph, Node
-from exactlyonce.pipeline.wire import describe
-from exactlyonce.sinks.kafka.writer import KafkaProducers, Producers
-from exactlyonce.sinks.writer import GrantedWriter, SinkWriter
+from exactlyonce.pipeline.records import wire_schema
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
+from exactlyonce.sinks.kafka.writer import KafkaProducers, KafkaWriter, Producers
+from exactlyonce.sinks.writer import SinkWriter
 from exactlyonce.state.backend import StateBackend
 
 
@@ -180,13 +179,13 @@ class WorkerParts:
     def granted(self, grant: msg.Granted) -> None:
         """The writer of a sink may write with a transactional id."""
         writer = next(writer for writer in self.writers if writer.sink == grant.sink)
-        cast("GrantedWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
+        cast("KafkaWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
 
 
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:
     """Build a worker's subtasks of *graph*, restore their state, open their channels; nothing is read or written."""
     activity.phase(f"connecting to topic {start.spec.topic.name}")
-    schemas = {loop.id: describe(loop.type) for loop in graph.loops}
+    schemas = {loop.id: wire_schema(loop.type) for loop in graph.loops}
     backend = state_backend(start.state, graph, start.subtask, start.spec.parallelism)
     parts = WorkerParts(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
     activity.breath = parts.breathe
@@ -377,4 +376,4 @@ class _Builder:
             note=self.parts.notes.add,
         )
         letters = self.operators.dead_letters.get(node.id)
-        return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)
+        return sink_output(node, self.plan.graph, opened.writer.write, opened.encoder, activity, letters)

@@ -27,9 +27,8 @@ from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Capture, Channel, LoopChannel
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskInput
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.runtime.assembler import RestoredEdge
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, OrderRuns
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
@@ -169,19 +168,6 @@ TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
 
 
-class PacedInput(TaskInput, Protocol):
-    """An input that hands out what its pace allows."""
-
-    def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
-        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A signal needs no room."""
-
-    def processed(self) -> Watermark | None:
-        """The batch just handed out has gone through all operators. Returns the watermark after it, if it is new."""
-
-    def trust(self) -> None:
-        """A barrier has come through: stop being cautious."""
-
-
 @dataclass
 class Slices:
     """The size of the next slice of an input, by the time that the last ones took."""
@@ -253,7 +239,7 @@ class SourceInput:
     """Takes the watermarks; None: its records have no times."""
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
-    """Sn by checkpoint, until the snapshot takes it."""
+    """Sn by checkpoint, until it is finalized."""
     stopped: bool = False
     held: bool = False
     """Whether to hand out barriers only: a store is behind."""
@@ -282,6 +268,13 @@ class SourceInput:
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
         self.stopped = trigger.final
         return trigger.frame
+
+    def finalized(self, checkpoint: int) -> None:
+        """Tell the reader, which may tell its server, that nothing before Sn of *checkpoint* is read again."""
+        for older in [each for each in self.noted if each < checkpoint]:
+            del self.noted[older]
+        if (positions := self.noted.pop(checkpoint, None)) is not None:
+            self.reader.finalized(positions)
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:
@@ -519,3 +512,10 @@ class RestoredInput(FramedInput):
     def processed(self) -> None:
         self.slices.processed()
         self.waiting -= self.slices.count
+
+
+PacedInput = SourceInput | ChannelInput | RestoredInput
+"""An input that hands out what its pace allows. `next` gives the next item: a batch of so many records at most, and of
+few if *hurried*, or a signal, which needs no room; None: nothing now. `processed` is called once a batch has gone
+through all operators, and returns the watermark after it, if it is new. `trust`: a barrier has come through, stop being
+cautious."""

@@ -84,7 +84,7 @@ class Host(Protocol):
 
     @property
     def workers(self) -> Sequence[HostedWorker]:
-        """Those of the current attempt."""
+        """The workers of the current attempt."""
 
     @property
     def added(self) -> Offsets:

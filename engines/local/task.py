@@ -227,7 +227,7 @@ class Subtask:
             asked = room if goes_round else room_of_new
             while isinstance(item := source.next(asked, hurried=hurried), Watermark):
                 self.alignment.take(source.name)
-                self.operators.advance(source, item)
+                self.operators.advance(source.name, source.port, item)
                 if self.operators.firings:
                     return True
             if item is None:
@@ -313,7 +313,7 @@ class Subtask:
     def _process(self, source: PacedInput, batch: Batch) -> None:
         self.operators.take(source, batch)
         if (watermark := source.processed()) is not None:
-            self.operators.advance(source, watermark)
+            self.operators.advance(source.name, source.port, watermark)
         for outlet in self._outlets:
             outlet.took(len(batch.records))
 
@@ -371,7 +371,7 @@ class Subtask:
             self._due.popleft()
         stopwatch = Stopwatch(self.monotonic_s, self._barrier_s.pop(frame.checkpoint, self.monotonic_s()))
         stopwatch.next_phase()
-        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
+        offsets = tuple(offset for source in self.sources for offset in source.noted[frame.checkpoint])
         left = self.restored.left() if self.restored is not None else []
         cut = self.operators.cut(
             frame.checkpoint,

@@ -251,6 +251,8 @@ class Worker:
                 hit("worker-finalized")
                 for writer in self.parts.writers:
                     writer.finalized(checkpoint)
+                for source in self.parts.sources:
+                    source.finalized(checkpoint)
                 for task in self.parts.subtasks:
                     task.operators.answers.asks_alone = False
             case msg.Hold(held):

@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.kept_blocks import beyond_repair
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OrderLog, SourceOffset
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch_codec import records_in
+from exactlyonce.engines.runtime.batch import records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, record_schemas
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, FlushedInterval, SinkWriter
@@ -60,7 +60,7 @@ class WorkerBlocks:
     """Numbers the blocks that one worker writes to *attempt*."""
 
     def __init__(self, attempt: AttemptBlocks, loop_schemas: Mapping[str, Any] | None = None) -> None:
-        """*loop_schemas*, by loop, are written with in-flight records; see `pipeline.wire.describe`."""
+        """*loop_schemas*, by loop, are written with in-flight records; see `pipeline.records.wire_schema`."""
         self.attempt, self.loop_schemas = attempt, record_schemas(loop_schemas or {})
         self._number = 0
 

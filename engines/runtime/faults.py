@@ -28,11 +28,17 @@ import msgspec
 from fastavro.read import SchemaResolutionError
 
 import exactlyonce
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push, facts_of, or_skip, result_of, shown_origin
 from exactlyonce.engines.runtime.order_log import FetchFailed
 from exactlyonce.pipeline.dead_letters import INPUT, RECORD, DeadLetter, Reason
 from exactlyonce.pipeline.durations import shown_duration
-from exactlyonce.pipeline.errors import USERS_ERRORS, Unavailable, sendable, text_of
+from exactlyonce.pipeline.errors import (
+    USERS_ERRORS,
+    RecordError,
+    Unavailable,
+    sendable,
+    text_of,
+)
 from exactlyonce.pipeline.records import Record
 
 T = TypeVar("T")
@@ -246,7 +252,7 @@ class DeadLetterOutput:
     pipeline: str
     operator: str
     kind: str
-    """That of `Reason`."""
+    """The kind of `Reason`."""
     notes: Notes
     inputs: Mapping[str, Callable[[Any], DeadLetter]] = field(default_factory=dict)
     """By topic, what makes a letter of an input record; empty: a record has only the place of its input record."""
@@ -331,3 +337,38 @@ def value_of(record: Any) -> bytes:
 
 def _text(value: Any) -> str:
     return _portable(repr(value))
+
+
+def record_error(
+    subject: str, operator: str, origin: Origin | None, error: BaseException, *, on: str = "", at: str = ""
+) -> RecordError | Unavailable:
+    """The *error* that a user's function, named *subject*, raised on the record at *origin*; *on*: on what else.
+
+    *at*: the place in the user's code, if the traceback does not tell.
+    """
+    text = text_of(error).removesuffix(".")
+    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error) or at}, on {on or shown_origin(origin)}."
+    if is_outage(error):
+        return Unavailable(
+            f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
+            **facts_of(operator, origin),
+        )
+    return RecordError(
+        f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again"
+        f"{or_skip(origin)}.",
+        **facts_of(operator, origin),
+    )
+
+
+def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
+    """The *error* of a sink whose target cannot take the record at *origin*."""
+    if is_outage(error):
+        return record_error(f"The codec of sink {sink!r}", sink, origin, error)
+    kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+    text = text_of(error).removesuffix(".")
+    return RecordError(
+        f"Sink {sink!r} cannot write {shown_origin(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
+        f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
+        f"before the sink, then run again{or_skip(origin)}.",
+        **facts_of(sink, origin),
+    )

@@ -15,8 +15,7 @@ from itertools import chain, compress, islice, product, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
+from exactlyonce.engines.runtime.batch import Batch, coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
 from exactlyonce.engines.runtime.ordering import UNWRITTEN_MAX, Waiting
 from exactlyonce.engines.runtime.timed_operators import (
@@ -196,7 +195,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                     entries = entries[begin : bisect_right(entries, latest, key=_time)]
                 found += [entry for entry in entries if earliest <= entry[0] <= latest]
             if len(found) > 1:
-                found.sort(key=_time)  # those of one time are in order of arrival, wherever they were
+                found.sort(key=_time)  # within one time in order of arrival, wherever they were
             if found:
                 yield place, found
 
@@ -328,13 +327,13 @@ class AsOfJoiner(Joiner[AsOf]):
     _new: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
     """The left records that are in memory alone."""
     _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
-    """Those that the table has, too."""
+    """The waiting records that the table has, too."""
     _begun: list[EarlyLeft] = field(default_factory=list, init=False)
-    """Those of the bucket that a firing is at, in their order."""
+    """The records of the bucket that a firing is at, in their order."""
     _count_begun: int = field(default=0, init=False)
     """How many of these have had their results."""
     _unwritten: list[EarlyLeft] = field(default_factory=list, init=False)
-    """Those of them that the table does not have."""
+    """The records of the bucket that the table does not have."""
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
@@ -380,8 +379,8 @@ class AsOfJoiner(Joiner[AsOf]):
         self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
 
     def _settle_begun(self) -> None:
-        """The table gets those of a bucket that was begun which had no result, and loses those of the last time that
-        had one: those of earlier times are over."""
+        """The table gets the records of a begun bucket that had no result, and loses those of the last time that had
+        one: records of earlier times are over."""
         if not self._count_begun:
             return
         had, left = self._begun[: self._count_begun], self._begun[self._count_begun :]

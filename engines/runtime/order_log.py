@@ -40,7 +40,7 @@ from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind
-from exactlyonce.pipeline.wire import wire_of
+from exactlyonce.pipeline.records import wire_of
 
 PART_SIZE_MAX = 512 * 1024
 NOT_A_SOURCE = -1
@@ -261,7 +261,7 @@ class FetchFailed(Exception):
 
     @classmethod
     def read(cls, line: str) -> FetchFailed:
-        """That of a `line`."""
+        """The failure of a `line`."""
         name, _, text = line.partition(": ")
         return cls(name, text)
 
@@ -315,7 +315,7 @@ class AnswerCodec:
 
 @dataclass
 class Answers:
-    """Those of one subtask since the last cut."""
+    """The answers of one subtask since the last cut."""
 
     noted: list[tuple[str, bytes]] = field(default_factory=list)
     """(operator, body), in order."""

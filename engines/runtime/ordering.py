@@ -15,8 +15,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
+from exactlyonce.engines.runtime.batch import Batch, Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed_operators import Due, TimedOperator, TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
@@ -88,7 +87,7 @@ class Waiting(Generic[T]):
         return due
 
     def take_all(self) -> list[T]:
-        """Take out all entries; those of a bucket are in order of arrival."""
+        """Take out all entries; within a bucket they are in order of arrival."""
         entries = list(chain.from_iterable(self._buckets.values()))
         self._buckets, self._ends, self._count = {}, [], 0
         return entries
@@ -234,7 +233,7 @@ class Deduplicator(Sorter):
     _last_given: dict[bytes, int] = field(default_factory=dict, init=False)
     """The time of the last record that was given before this firing or in it, by key; of the keys that are due."""
     _given_times: dict[bytes, int] = field(default_factory=dict, init=False)
-    """That of those that this firing has given. The table has it at a barrier, and at the end of the firing."""
+    """The same of this firing alone. The table has it at a barrier, and at the end of the firing."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:

@@ -15,9 +15,9 @@ from heapq import heappop, heappush
 from itertools import compress, repeat
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch, Origin
-from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
-from exactlyonce.engines.runtime.operators import chunks, record_error
+from exactlyonce.engines.runtime.batch import Batch, Origin, coordinates_of, origins_of
+from exactlyonce.engines.runtime.faults import record_error
+from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed_operators import (
     SLICE_KEYS,
     Due,
@@ -28,8 +28,7 @@ from exactlyonce.engines.runtime.timed_operators import (
 )
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
 from exactlyonce.pipeline.errors import USERS_ERRORS, require_whole
-from exactlyonce.pipeline.event_time import END_OF_TIME
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.event_time import END_OF_TIME, shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Windowed, moment
@@ -386,7 +385,7 @@ class SessionWindows(WindowOperator[Session]):
             self._unite(key, session, sessions)
 
     def _unite(self, key: bytes, session: _Open, sessions: list[_Open]) -> None:
-        """Add to *session* those of the *sessions* of *key* that it has come close to."""
+        """Add to *session* the *sessions* of *key* that it has come close to."""
         gap, merge = self.window.gap_ms, self.accumulator.merge
         assert merge is not None
         for other in list(sessions):

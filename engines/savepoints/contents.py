@@ -23,17 +23,14 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.engines.plan import LOOP_MARK
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, coordinates_of, is_same, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, coordinates_of, is_same, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.key_types import described_forms
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key, described_forms, key_group
+from exactlyonce.pipeline.records import wire_of
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.versions import KEPT_BY_AVRO, is_by_avro
-from exactlyonce.pipeline.wire import wire_of
-from exactlyonce.state.chain import Chain
-from exactlyonce.state.index import Index, IndexHead, decode_index
+from exactlyonce.state.chain import Chain, Index, IndexHead, decode_index
 from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.slots import TableTimes, key_of, packed_slot, unpacked_slot
 from exactlyonce.state.stored import StoredState
@@ -52,7 +49,7 @@ class KeptEntry(NamedTuple):
     """In msgpack."""
     version: int
     slot: int | None = None
-    """In a timed table, that of the state (`state.slots`)."""
+    """In a timed table, the slot of the state (`state.slots`)."""
 
     @property
     def place(self) -> bytes:
@@ -103,7 +100,7 @@ class KeptState:
         return next((decode_index(body).head for parts in self._snapshot.index for body in self._bodies(parts)), None)
 
     def times(self) -> SavedTimes | None:
-        """Those of a timed table. ConfigError where subtasks, which share key groups, had other ones."""
+        """The times of a timed table. ConfigError where subtasks, which share key groups, had other ones."""
         watermarks: dict[int, int] = {}
         begun: dict[int, tuple[int, bytes]] = {}
         meaning: str | None = None
@@ -134,7 +131,7 @@ class KeptState:
         return {subtask: self._present(indexes) for subtask, indexes in self._indexes().items()}
 
     def entries(self, groups: Iterable[int] | None = None, *, subtask: int | None = None) -> Iterator[KeptEntry]:
-        """The states, by key group: all, or those of the key *groups* or of an old *subtask* alone."""
+        """The states, by key group: all, or of the key *groups* or of an old *subtask* alone."""
         key_groups = range(self._manifest.max_parallelism)
         wanted = set(key_groups if groups is None else groups)
         by_subtask = self._indexes(subtask)
@@ -313,11 +310,11 @@ class SavedOperator(msgspec.Struct, frozen=True):
     keys: Any = None
     """The schema of the keys, if their type is noted."""
     key_forms: int = 0
-    """The forms of the keys in an export (`pipeline.key_types`); 0: unknown."""
+    """The forms of the keys in an export (`pipeline.keys`); 0: unknown."""
     files: tuple[SavedFile, ...] = ()
     """The files of an export; empty in the topic."""
     times: SavedTimes | None = None
-    """Those of a timed table."""
+    """The times of a timed table."""
 
 
 class SavedLoop(msgspec.Struct, frozen=True):

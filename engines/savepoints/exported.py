@@ -44,7 +44,7 @@ from exactlyonce.engines.savepoints.contents import (
 )
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.pipeline.key_types import forms_of
+from exactlyonce.pipeline.keys import key_forms_of
 
 METADATA = "_metadata.json"
 REMOVED = "_removed.json"
@@ -157,7 +157,7 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: FileStore) 
         }
         if version == operator.version:  # schemas of older versions are not kept
             metadata["exactlyonce.state_schema"] = msgspec.json.encode(operator.schema).decode()
-        key_forms |= forms_of(entry.key for entry in entries)
+        key_forms |= key_forms_of(entry.key for entry in entries)
         records = [
             {"key_group": entry.group, "key": entry.key, "state": entry.state, "slot": entry.slot} for entry in entries
         ]

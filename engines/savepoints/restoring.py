@@ -60,12 +60,11 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError, require
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.keys import key_groups
+from exactlyonce.state.backend import require_meaning
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
-from exactlyonce.state.chain import Chain
+from exactlyonce.state.chain import Chain, IndexHead, encode_index
 from exactlyonce.state.errors import DamagedState, StateIncompatible
-from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.key_groups import group_range, subtask_of
-from exactlyonce.state.restore import require_meaning
 from exactlyonce.state.slots import GroupTimes, TableTimes, unpacked_slot
 from exactlyonce.state.state_type import StateType
 
@@ -306,7 +305,7 @@ def refuse_by_partition(operators: Iterable[str], around: RestoreTarget) -> None
 
 
 def offsets_now(saved: Saved, around: RestoreTarget, asked: Restoration) -> tuple[SourceOffset, ...]:
-    """The offsets of the savepoint, and those of new sources at their start.
+    """The offsets of the savepoint, and of new sources their start.
 
     In another cluster topics have other ids, and are found by their names.
     """
@@ -563,7 +562,7 @@ def _images(
 ) -> Iterator[EncodedBlock]:
     """Blocks of one version each, because a state is read by its own version; their headers go to *headers*.
 
-    Places are noted in *times*, those of a timed table.
+    Places are noted in *times*, if the table is timed.
     """
     encoders: dict[int, BlockEncoder] = {}
     for (group, version), own in groupby(entries, lambda entry: (entry.group, entry.version)):

@@ -1,6 +1,6 @@
 """Bounded work on a program's Spark session: backfill, catch-up, audit, replay and diff, as the commands do them.
 
-Invariant: settings are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
+Invariant: settings are `Pipeline.run`'s, with the same errors; the session is neither changed nor ended.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from exactlyonce.engines.spark.expected_rows import expected_frame, require_colu
 from exactlyonce.engines.spark.session import refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, refuse_while_importing, resolved
+from exactlyonce.pipeline.loading import Loaded, cell_file, refuse_while_importing, resolved
 from exactlyonce.pipeline.names import nearest
-from exactlyonce.pipeline.notebook import cell_file
 from exactlyonce.pipeline.positions import TO
 from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
 from exactlyonce.pipeline.sizes import counted
@@ -219,7 +218,7 @@ def audit(
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
     The report has at most *shown* findings, and counts the others.
-    *params* are as those of `backfill`. *settings* say which cluster. A running
+    *params* are as of `backfill`. *settings* say which cluster. A running
     pipeline runs on.
     """
     _check(spark, staging, progress, first=first, last=last, ignore_foreign=ignore_foreign, shown=shown)

@@ -1,4 +1,4 @@
-"""The Spark session of the commands: the program's own, that of spark-submit, or an embedded one.
+"""The Spark session of the commands: the program's own, spark-submit's, or an embedded one.
 
 Invariants: a session that is not ours is neither changed nor stopped; settings of spark-submit stay. Only
 `SparkSession` is used, so that Spark Connect works. Speculation, a missing Java and a missing PySpark are refused.
@@ -65,7 +65,7 @@ _TRACE = ("at ", "Traceback ", "...", "During handling", "The above exception")
 def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | None = None) -> Iterator[SparkSession]:
     """The program's session; else one that is stopped at the end.
 
-    *master*: its URL, or that of a Connect server (`sc://...`); None: spark-submit's, else this machine. The stderr of
+    *master*: its URL, `sc://...` of a Connect server; None: spark-submit's, else this machine. The stderr of
     Spark and its JVM goes to the file *log*, if any, and never to ours. *name* is Spark's name of an embedded session.
     """
     sessions = _session_class()
@@ -208,7 +208,7 @@ def is_stopped(spark: SparkSession) -> bool:
 
 
 def runs_here(spark: SparkSession) -> bool:
-    """Whether all tasks run on this machine; those of a Connect server may be elsewhere."""
+    """Whether all tasks run on this machine; tasks of a Connect server may be elsewhere."""
     return not is_connect(spark) and is_local(spark.conf.get("spark.master", "") or "")
 
 

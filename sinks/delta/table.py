@@ -70,7 +70,7 @@ FEATURES = {
 }  # fmt: skip
 """Features of tables that an added file of plain Parquet agrees with; invariants only while there are none."""
 NOT_MERGED = {"appendOnly", "deletionVectors"}
-"""Those of them that exclude merges by delta-rs."""
+"""Features that exclude merges by delta-rs."""
 _OWN_RULES = re.compile(r"delta\.(constraints\.|columnMapping\.mode$|identity|generationExpression|invariants)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CAUSE = "↳"
@@ -290,7 +290,7 @@ def columns_of_table(table: DeltaTable) -> Any:
 
 
 class DeltaLake:
-    """See `Lake`. *app*: the name of the ledger; *folder*: that of the sink's staged files; *key*: columns by which
+    """See `Lake`. *app*: the name of the ledger; *folder*: of the sink's staged files; *key*: columns by which
     rows are replaced, or none to append."""
 
     def __init__(
@@ -433,7 +433,7 @@ class DeltaRows(TableRows):
 
 
 class DeltaFiles:
-    """See `StagedFiles`. *folder* is that of the sink's staged files."""
+    """See `StagedFiles`. *folder* has the sink's staged files."""
 
     def __init__(self, place: TablePlace, partition_by: Sequence[str], folder: str, writer: WriterId) -> None:
         self._place, self._partition_by, self._name = place, tuple(partition_by), f"{folder}-{writer}"
@@ -589,7 +589,7 @@ def s3_file_system(address: str, options: Mapping[str, str]) -> Any:
 
 
 def _aws_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """Those of AWS, by their names without its prefix.
+    """The settings of AWS, by their names without its prefix.
 
     >>> _aws_settings({"AWS_REGION": "eu-west-1", "aws_endpoint_url": "http://127.0.0.1:9000", "HOME": "/"})
     {'region': 'eu-west-1', 'endpoint_url': 'http://127.0.0.1:9000'}

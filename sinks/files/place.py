@@ -1,6 +1,6 @@
 """The target of a file sink: a `FileStore`, with the hidden folder of one sink, its staged files, and published ones.
 
-Paths are strings with slashes: those of the hidden folder are below `root`, those of published files below `target`.
+Paths are strings with slashes: in the hidden folder below `root`, of published files below `target`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Place:
     # --- published files
 
     def waiting(self, files: Iterable[WaitingFile]) -> list[WaitingFile]:
-        """Those of *files* that are still to be published; the others are. Raises if one cannot be, `WaitingFileGone`
+        """The *files* that are still to be published; the others are. Raises if one cannot be, `WaitingFileGone`
         among others; publishes none."""
         return self.store.waiting(self._staged, files)
 

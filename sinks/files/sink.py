@@ -10,12 +10,11 @@ from typing import Any, Literal, TypeVar
 
 from exactlyonce.connectors.filestore.store import path_problems
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE, StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink, StoreDelivery
 from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions

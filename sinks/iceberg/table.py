@@ -105,7 +105,7 @@ decode_body = msgspec.msgpack.Decoder(StagedManifest | StagedChanges).decode
 
 
 class IcebergLake:
-    """See `Lake`. *identifier*: "namespace.table"; *folder*: the sink's name, as that of its folder."""
+    """See `Lake`. *identifier*: "namespace.table"; *folder*: the sink's name, as its folder has it."""
 
     def __init__(
         self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, folder: str,

@@ -1,7 +1,7 @@
 """The records of an aborted transaction in a new one: verbatim from the log (copy repair), or computed again.
 
 Apart from `open_transaction`, for a worker does without the client that reads logs. Invariant: a committable is
-returned only if the broker's counts of the new transaction equal those of the lost one,
+returned only if the broker's counts of the new and the lost transaction are equal,
 partition by partition. Nothing is committed here.
 """
 
@@ -77,7 +77,7 @@ def _abandoned(transactions: Transactions, transactional_id: str, why: str) -> s
 
 
 def _counted(transactions: Transactions, lost: Committable, new: OpenTransaction) -> Committable | str:
-    """The *new* transaction as the broker describes it, if its counts are those of *lost*."""
+    """The *new* transaction as the broker describes it, if its counts equal *lost*'s."""
     written = tuple(
         Written(p.topic, p.partition, p.transaction_start_offset, p.last_sequence + 1)
         for p in transactions.producers(lost.counts)

@@ -97,7 +97,7 @@ class KafkaProducers:
         *,
         partitioner: str | None = None,
     ) -> None:
-        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: that of *config*."""
+        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: *config*'s."""
         own = {} if partitioner is None else {SETTING: partitioner}
         self._topic, self._config, self._timeout_ms = topic, {**config, **own}, transaction_timeout_ms
         self._executor = executor
@@ -407,6 +407,7 @@ class KafkaWriter(ProducingWriter):
     # --- producers ----------------------------------------------------------------------------------------------
 
     def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """Write with this id from now on: the coordinator knows its producer."""
         transaction = self._waiting.pop(transactional_id)
         transaction.producer_id, transaction.epoch = producer_id, epoch
         self.pool.move(transactional_id, SlotState.READY)

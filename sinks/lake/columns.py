@@ -91,7 +91,7 @@ def _shown(shape: Shape) -> str:
 
 
 def _inner(shape: Shape, nullable: bool, field: Any, where: str) -> Iterator[str]:
-    """Those of a value within a value, which no check of whole columns sees."""
+    """The faults of a value within a value, which no check of whole columns sees."""
     if nullable and not field.nullable:
         yield f"its column {where!r} is required, and the field admits None: give it a type without None"
     if _is.is_float32(field.type):
@@ -128,7 +128,7 @@ def last_of_each(rows: Any, key: Sequence[str]) -> Any:
 
 
 def without(rows: Any, changed: Any, key: Sequence[str]) -> Any:
-    """Those of *rows* whose key none of *changed* has, in their order.
+    """The *rows* whose key none of *changed* has, in their order.
 
     >>> without(pa.table({"k": [1, 2], "v": [5, 6]}), pa.table({"k": [2]}), ["k"]).to_pylist()
     [{'k': 1, 'v': 5}]

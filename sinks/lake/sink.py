@@ -94,7 +94,7 @@ class LakeSink(Sink[T]):
         """The address of its files, as far as the description has it; empty: another names it."""
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants | None:
-        """See `Sink`: those of files in S3; a catalog has rights of its own."""
+        """See `Sink`: rights on files in S3; a catalog has rights of its own."""
         if not self.address.startswith("s3://"):
             return None
         return s3_grants(self.address, user, on_objects=S3_ON_OBJECTS, on_bucket=S3_ON_BUCKET)

@@ -165,7 +165,7 @@ class StagedNames:
         self._before = f"{folder}/{writer}"
         self._interval = 1
         self.parts = 0
-        """Those of this interval."""
+        """The parts of this interval."""
 
     def part(self, suffix: str) -> str:
         """The next part of this interval."""
@@ -185,7 +185,7 @@ def parts_of(listing: str, parts: int, suffix: str) -> Iterator[str]:
 
 
 def left_over(names: Iterable[str], incarnation: int, attempt: int) -> Iterator[str]:
-    """Those of *names*, in the folder, whose writers are of an older attempt; others are not ours.
+    """The *names*, in the folder, whose writers are of an older attempt; others are not ours.
 
     >>> list(left_over(["1-1-0-ab.1.json", "2-1-0-cd.1.json", "2-2-0-ef.1.json", "other"], 2, 2))
     ['1-1-0-ab.1.json', '2-1-0-cd.1.json']

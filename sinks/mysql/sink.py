@@ -7,10 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.mysql.address import MySQLTable
-from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.pipeline.sink import StoreDelivery
 from exactlyonce.sinks.sql.fields import kind_name
 from exactlyonce.sinks.sql.table import TableSink, row_fields
 from exactlyonce.sinks.write_ahead.store import Store

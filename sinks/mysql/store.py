@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from exactlyonce.connectors.mysql.session import TIMEOUT_S, MySQLSession, quoted
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import StoreError, require
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.mysql.literals import (
     ROW_END,
     MySQLRowEncoder,

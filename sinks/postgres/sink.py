@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.postgres.dsn import PostgresTable
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.grants import Grants
+from exactlyonce.pipeline.sink import StoreDelivery
 from exactlyonce.sinks.sql.table import TableSink
 from exactlyonce.sinks.write_ahead.store import Store
 

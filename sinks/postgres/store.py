@@ -12,9 +12,9 @@ from typing import Any
 from psycopg import sql
 
 from exactlyonce.connectors.postgres.connection import Limits, LockHeld, PostgresConnection
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ASKED_AGAIN, StoreUnavailable
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.postgres import catalogue
 from exactlyonce.sinks.postgres.catalogue import (
     RIGHTS,

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError, StoreError
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink
 from exactlyonce.sinks.committer import CommitsBySubtask, Committer, CommitterContext, StoreView
 from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.write_ahead.store import InspectableStore, RowEncoder, Store

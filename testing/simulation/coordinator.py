@@ -48,7 +48,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
-from exactlyonce.state.index import decode_index
+from exactlyonce.state.chain import decode_index
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer, Record
 from exactlyonce.testing.simulation.clients import Awaited, FetchedBlocks, Steps
 

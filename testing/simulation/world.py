@@ -410,7 +410,7 @@ class Process:
         self.busy_ms = 0
         """The cost of the records of the current turn."""
         self._busy_until_ms = 0
-        """Until what those of the last one cost is over."""
+        """Until what the records of the last one cost is over."""
         self.is_gone = False
         """Whether its ends of channels are closed."""
         self.transaction_timeout_ms = world.transaction_timeout_ms

@@ -87,7 +87,7 @@ class Counting:
 
 
 def outcome(fed: Fed, name: str, source: str, folder: Path, submit: Any, **params: str) -> Outcome:
-    """That of a backfill of pipeline *name*, which an audit and a replay without splits agree with."""
+    """The outcome of a backfill of pipeline *name*, which an audit and a replay without splits agree with."""
     loaded = load_pipeline("bounded_pipelines", "wide", name, source=source, **params)
     summary = catch_up(fed, loaded, PARALLELISM, folder, submit=submit, from_nothing=True)
     sinks = ("copies", "out", "letters")

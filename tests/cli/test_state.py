@@ -15,7 +15,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.shape import describe
 from exactlyonce.pipeline.timers import FOREVER
-from exactlyonce.state.index import IndexHead
+from exactlyonce.state.chain import IndexHead
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.views.state import OperatorView, key_views
 from tests.cli.conftest import Orders, by_customer

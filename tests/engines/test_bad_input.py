@@ -158,7 +158,7 @@ def test_a_function_that_raises(
 
 
 def open_transactions(job: Job) -> list[str]:
-    """Those of the job with records, which hold readers back."""
+    """The job's transactions with records, which hold readers back."""
     with closing(Transactions(job.config)) as transactions:
         listed = transactions.list(transaction_prefix(job.name))
     return [each.transactional_id for each in listed if each.state in ("Ongoing", "PrepareAbort")]

@@ -16,8 +16,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.channels import INBOX_BYTES_MAX, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import GraphError

@@ -29,8 +29,7 @@ from exactlyonce.engines.local.inputs import (
     slice_pace,
 )
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.engines.system_clock import SystemClock

@@ -15,8 +15,7 @@ from test_windows import expected as windowed
 from timed_rig import advance, group_of, parts_of
 
 from exactlyonce.engines.runtime import join_operators, ordering
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin, WindowJoin

@@ -16,8 +16,7 @@ from exactlyonce.checkpoint.records.manifest import ChannelLog
 from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore import local
 from exactlyonce.connectors.filestore.local import LocalStore
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
 from exactlyonce.engines.runtime.cut import SubtaskBlocks, WorkerBlocks, finish
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.savepoints import exported

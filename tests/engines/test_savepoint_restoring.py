@@ -22,7 +22,7 @@ from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import BatchCodec
 from exactlyonce.engines.savepoints.contents import (
     KeptEntry,
     LoopEntry,

@@ -12,9 +12,8 @@ import pytest
 
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes, record_error
 from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,
@@ -25,7 +24,6 @@ from exactlyonce.engines.runtime.operators import (
     Split,
     Stateful,
     listeners,
-    record_error,
 )
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.functions import Output

@@ -14,6 +14,7 @@ from exactlyonce.checkpoint.commits import stores as store_commits
 from exactlyonce.checkpoint.transactions import commit, transactional_writer
 from exactlyonce.engines.local import job, task
 from exactlyonce.engines.runtime import cut, in_flight
+from exactlyonce.pipeline.retries import Pauses
 from exactlyonce.sinks.kafka import writer
 from exactlyonce.sinks.write_ahead import writer as write_ahead
 
@@ -32,7 +33,7 @@ BOUNDS = (
     (leader, "UPKEEP_INTERVAL_S", 1.0),
     (job, "UPKEEP_INTERVAL_S", 2.0),
     (job, "MAILBOX_INTERVAL_MS", 3),
-    (store_commits, "PAUSE_LONGEST_MS", 400),
+    (store_commits, "OF_STORE", Pauses(50, 400)),
     (write_ahead, "CHUNK_SIZE", 500),
     (write_ahead, "BLOCKS_PENDING_MAX", 4),
     (write_ahead, "NAMED_MAX", 2),

@@ -48,12 +48,12 @@ from exactlyonce.pipeline.errors import StorageUnavailable
 
 
 @mutant("commit before the manifest", UNNAMED)
-@in_place_of(leader, "decide")
-def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
-    checked = yield from protocols[0].check_uncounted(plan.precommits, plan.ages_ms)
+@in_place_of(Leader, "_decide")
+def _commit_first(real: Any, self: Any, plan: Any, pinned: Any) -> Any:
+    checked = yield from self.transactions.check_uncounted(plan.precommits, plan.ages_ms)
     if not isinstance(checked, Refuse):
         yield from commit.commit(checked)
-    return (yield from real(plan, protocols, *more, **named))
+    return (yield from real(self, plan, pinned))
 
 
 mutant(

@@ -23,8 +23,7 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, TaskSpec
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
@@ -246,7 +245,7 @@ class ReplayEnds:
             return _ignored
         graph = self.replay.plan.graph
         encoder = node.sink.encoder(graph.type_of(node.inputs[0]))
-        return sink_output(node, graph, _Collected(self.replay.outputs[node.id, self.subtask]), encoder)
+        return sink_output(node, graph, _Collected(self.replay.outputs[node.id, self.subtask]).write, encoder)
 
     def touched_groups(self, node: Node) -> None:
         """All."""

@@ -35,7 +35,6 @@ from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.commit import UNREACHABLE
 from exactlyonce.engines.options import StateSettings
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -48,6 +47,7 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
 )
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.testing.broker.interface import Error, UnreliableBroker
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.simulation import coordinator as simulated

@@ -94,6 +94,8 @@ class ListReader:
     def quiet(self, ask: Collection[int] = ()) -> list[int]:
         return [split for split, offset in self.at.items() if offset == len(self.lists.lines[split])]
 
+    def finalized(self, positions: Sequence[SourceOffset]) -> None: ...
+
     def lags(self) -> dict[tuple[str, int], int]:
         return {("", split): len(self.lists.lines[split]) - offset for split, offset in self.at.items()}
 

@@ -17,7 +17,7 @@ from exactlyonce.state.backend import StateBackend
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.interval import Interval
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.rocksdb import interval as tiered_interval
 from exactlyonce.state.rocksdb import table as tiered_table
 from exactlyonce.state.rocksdb.backend import RocksDBBackend

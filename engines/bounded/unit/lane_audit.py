@@ -26,6 +26,7 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.visible import VisibleRecord, scan, visible_record, visible_runs
 from exactlyonce.engines.bounded.unit.kept import KEPT
+from exactlyonce.engines.bounded.unit.messages import WorkPlace
 from exactlyonce.engines.bounded.unit.staging import (
     OutputBatch,
     OutputFile,
@@ -101,7 +102,7 @@ class Finding:
     partition: int | None
     """None for a missing record that the client distributes at random."""
     offset: int | None
-    """The offset of the seen record; for a missing one, that of the record seen before it, if any."""
+    """The offset of the seen record; for a missing one, of the record seen before it, if any."""
     origin: Origin | None
     """The input record; None for a foreign one."""
     expected: PlainRecord | None
@@ -124,7 +125,7 @@ def compare(expected: Sequence[Expected], seen: Sequence[Seen], partition: int) 
 def compare_at_random(expected: Sequence[Expected], seen: Mapping[int, Sequence[Seen]]) -> list[Finding]:
     """The findings among records that the client distributes at random to the partitions of *seen*.
 
-    Within a partition their order counts, except that of records that occur more than once.
+    Within a partition their order counts, except of records that occur more than once.
     """
     places: defaultdict[PlainRecord, deque[int]] = defaultdict(deque)
     for i, (record, _) in enumerate(expected):
@@ -149,7 +150,7 @@ def compare_at_random(expected: Sequence[Expected], seen: Mapping[int, Sequence[
 
 
 class _Finder:
-    """Makes findings of the records beside the anchors. Places are those of *expected* and *seen*."""
+    """Makes findings of the records beside the anchors. Places are in *expected* and *seen*."""
 
     def __init__(
         self,
@@ -306,14 +307,6 @@ class LaneAudit(msgspec.Struct, frozen=True, kw_only=True):
         return lane_name(self.owner, by_partition=self.by_partition)
 
 
-class LanePlace(msgspec.Struct, frozen=True, tag="lane"):
-    """A `LaneAudit` by its place in a staged file."""
-
-    client: dict[str, str]
-    file: StagedFile
-    receiver: int
-
-
 class AuditedLane(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     """The first ones, by place."""
@@ -324,13 +317,13 @@ class AuditedLane(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_place_decoder = msgspec.msgpack.Decoder(LanePlace)
+_place_decoder = msgspec.msgpack.Decoder(WorkPlace)
 _lane_decoder = msgspec.msgpack.Decoder(LaneAudit)
 _outputs_decoder = msgspec.msgpack.Decoder(list[OutputFile])
 
 
 def audit_lane(place: bytes, attempt_label: str) -> bytes:
-    """Audit the lane at an encoded `LanePlace`; return the encoded `AuditedLane`."""
+    """Audit the lane at an encoded `WorkPlace`; return the encoded `AuditedLane`."""
     work = _place_decoder.decode(place)
     with closing(StagedFiles()) as files:
         lane = _lane_decoder.decode(files.message(work.file, work.receiver))

@@ -77,11 +77,14 @@ class Unit(msgspec.Struct, frozen=True):
 
 STAGE = 0
 """The receiver of a staged `Stage`; the `Unit` numbers begin after it."""
+UNIT, PARTITION, LANE = "unit", "partition", "lane"
 
 
-class UnitPlace(msgspec.Struct, frozen=True, tag="unit"):
-    """A unit by its place in the staged file of its stage."""
+class WorkPlace(msgspec.Struct, frozen=True):
+    """A piece of work by its place in a staged file."""
 
+    type: str
+    """`UNIT`, `PARTITION` or `LANE`: the work is a `Unit`, a `ClaimedPartition` or a `LaneAudit`."""
     client: dict[str, str]
     file: StagedFile
     receiver: int
@@ -146,7 +149,7 @@ class UnitFailure(msgspec.Struct, frozen=True, tag="failure"):
     text: str
     facts: dict[str, str | int] = {}
     users_traceback: str = ""
-    """That of the exception of a user's function, if one raised."""
+    """The traceback of a user's function, if it raised."""
 
 
 def tries_before(attempt_label: str) -> int:

@@ -1,7 +1,7 @@
 """Staged files: a stage's units, their records for the next stage, and outputs to be published.
 
     file      = frames, entries, directory, footer
-    frame     = a batch as `engines.runtime.batch_codec` encodes it, an `OutputBatch`, message or watermark in msgpack
+    frame     = a batch as `engines.runtime.batch` encodes it, an `OutputBatch`, message or watermark in msgpack
     entry     = an `Entry` in msgpack: a receiver's records, key groups and places of its frames
     directory = by receiver the offset (8 bytes), length and CRC-32 (4 bytes each) of its entry; length 0: it has none
     footer    = the offset of the directory (8 bytes), the number of receivers (4 bytes), the magic bytes
@@ -239,7 +239,7 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def joined(self, more: OutputBatch) -> OutputBatch:
-        """The outputs, then those of *more*, which has the same columns; this batch is used up."""
+        """The outputs, then the outputs of *more*, which has the same columns; this batch is used up."""
         for name in self.__struct_fields__:
             column, other = getattr(self, name), getattr(more, name)
             require((column is None) == (other is None), "the outputs of a sink have the same columns")

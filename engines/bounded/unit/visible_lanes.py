@@ -25,7 +25,8 @@ from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, scan, visible_record, visible_runs
 from exactlyonce.engines.bounded.unit.kept import KEPT
-from exactlyonce.engines.bounded.unit.staging import StagedFile, StagedFiles
+from exactlyonce.engines.bounded.unit.messages import WorkPlace
+from exactlyonce.engines.bounded.unit.staging import StagedFiles
 from exactlyonce.pipeline.dead_letters import compared
 from exactlyonce.pipeline.errors import TopicError
 
@@ -150,14 +151,6 @@ class ClaimedPartition(msgspec.Struct, frozen=True):
     """Whether it is read to its end; else until all claims are met."""
 
 
-class PartitionPlace(msgspec.Struct, frozen=True, tag="partition"):
-    """A `ClaimedPartition` by its place in a staged file."""
-
-    client: dict[str, str]
-    file: StagedFile
-    receiver: int
-
-
 class SeenLane(msgspec.Struct, frozen=True, kw_only=True):
     """The visible records of a lane in one partition."""
 
@@ -200,7 +193,7 @@ class VisiblePartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_place_decoder = msgspec.msgpack.Decoder(PartitionPlace)
+_place_decoder = msgspec.msgpack.Decoder(WorkPlace)
 _output_decoder = msgspec.msgpack.Decoder(AuditedOutput)
 _partition_decoder = msgspec.msgpack.Decoder(ClaimedPartition)
 _value = cast("Any", Message.value)
@@ -210,7 +203,7 @@ _timestamp = cast("Any", Message.timestamp)
 
 
 def read_partition(place: bytes, attempt_label: str) -> bytes:
-    """Read the partition at an encoded `PartitionPlace`; return the encoded `VisiblePartition`."""
+    """Read the partition at an encoded `WorkPlace`; return the encoded `VisiblePartition`."""
     work = _place_decoder.decode(place)
     with closing(StagedFiles()) as files:
         output = _output_decoder.decode(files.message(work.file, COMMON))

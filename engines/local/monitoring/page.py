@@ -58,7 +58,7 @@ class TriggeredCheckpoint(msgspec.Struct, omit_defaults=True):
 
 
 class TriggeredCheckpoints:
-    """Those of one run, by number."""
+    """The triggered checkpoints of one run, by number."""
 
     def __init__(self) -> None:
         self.by_number: dict[int, TriggeredCheckpoint] = {}
@@ -434,7 +434,7 @@ def paths_of(
 ) -> Paths:
     """The page, and what it asks for: *state* without and *checkpoint* with details, which gives None if unknown.
 
-    *changes* are those of the state; None: it is asked for now and then.
+    *changes* of the state wake it; None: it is asked for now and then.
     """
     html = (Path(__file__).parent / "page.html").read_bytes()
     script = sha256(html.partition(b"<script>")[2].partition(b"</script>")[0]).digest()

@@ -8,12 +8,13 @@ with the columns of Spark's own sink. An id is `eo:<sinkId>:spark:<partition>:<i
 Spark's count of the task's attempts. A later job uses it again, once its last one is finalized. A task that Spark runs
 anew, as attempt 0, gets another slot.
 
-To a store, rows are staged in blocks. Those of failed or speculative attempts are only ever cleaned. Every attempt
+To a store, rows are staged in blocks. Blocks of failed or speculative attempts are only ever cleaned. Every attempt
 writes at once to a sink that delivers at least once.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.retries import OF_STORE, retried
 from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import (
@@ -68,7 +70,6 @@ BATCHES_AHEAD = 8
 WAIT_S = 0.05
 POLL_INTERVAL_S = 1.0
 BLOCKS_TIMEOUT_S = 120.0
-STORE_PAUSE_S = 0.5
 
 R = TypeVar("R")
 
@@ -393,20 +394,16 @@ def _opened(options: SinkOptions, target: StoreTarget, assignment: Assignment, p
 
 def _persistently(options: SinkOptions, ask: Callable[[], R]) -> R:
     """The answer of *ask*, which is retried while the store is away."""
-    clock = SystemClock()
-    deadline_ms = clock.monotonic_ms() + options.store_timeout_ms
-    while True:
-        try:
-            return ask()
-        except StoreError as error:
-            raise StoreError(f"Sink {options.sink_id!r}: {error}") from error
-        except StoreUnavailable as error:
-            if clock.monotonic_ms() >= deadline_ms:
-                raise StoreUnavailable(
-                    f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} "
-                    f"s (storeTimeout): {error.what} Nothing is lost: start it again once it is there."
-                ) from error
-        Event().wait(STORE_PAUSE_S)
+    deadline_s = time.monotonic() + options.store_timeout_ms / 1000
+    try:
+        return retried(ask, StoreUnavailable, OF_STORE, deadline_s, clock=time.monotonic, sleep=Event().wait)
+    except StoreError as error:
+        raise StoreError(f"Sink {options.sink_id!r}: {error}") from error
+    except StoreUnavailable as error:
+        raise StoreUnavailable(
+            f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} s "
+            f"(storeTimeout): {error.what} Nothing is lost: start it again once it is there."
+        ) from error
 
 
 @dataclass(frozen=True)

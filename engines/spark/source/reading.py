@@ -63,14 +63,14 @@ CHOICES = "Give offsets that are there, or failOnDataLoss=false to read what is 
 
 @dataclass(frozen=True)
 class LaterOutput:
-    """The output of later checkpoints, which may lie among that of the checkpoint that is read."""
+    """The output of later checkpoints, which may lie among the output of the checkpoint that is read."""
 
     first: int
     """No record of it, and of no open transaction, is before this offset."""
     writers: frozenset[tuple[int, int]]
     """Producer id and epoch of each of its transactions."""
     log_end: int
-    """All markers of the checkpoint are before this offset, also those of records in other parts of the range."""
+    """All markers of the checkpoint are before this offset, also markers of records in other parts of the range."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from exactlyonce.engines.spark.source.read_options import StateOptions
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, as_json, column
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.key_types import described_forms
-from exactlyonce.pipeline.keys import key_group
+from exactlyonce.pipeline.keys import described_forms, key_group
 from exactlyonce.pipeline.loading import Reference, load, load_reference
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.state_type import StateType, joined

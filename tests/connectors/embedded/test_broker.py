@@ -321,6 +321,7 @@ def takes(broker: EmbeddedBroker, archive: Path) -> bool:
     return str(archive) in Path(f"/proc/{broker.status().pid}/maps").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None:
     java = find_java()
     archive = class_archive(java, kafka_jars(print))

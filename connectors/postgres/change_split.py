@@ -1,0 +1,712 @@
+"""A slot's changes and the pages of its table as one split: each row that was there once, then its changes, in order.
+
+A page is a range of keys in a snapshot of its own, read between two transactions of the stream. A change of a key that
+no page has yet is dropped: its page will have it. One of a key in the newest page is dropped if its transaction was
+visible there; all later ones are given. Invariants: the next page is read only once the stream has passed all that was
+visible in the newest; and only where every transaction with a dropped change is visible, which may be later than the
+server streams it. Only the server compares keys. What decides is part of the position.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+from psycopg import sql
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.postgres.change_stream import (
+    APPLICATION,
+    TEXTS,
+    Begin,
+    ChangeStream,
+    End,
+    Relation,
+    RowChange,
+    System,
+    left_at,
+    read_lsn,
+    shown_lsn,
+    system_of,
+)
+from exactlyonce.connectors.postgres.change_values import (
+    Part,
+    columns_in,
+    key_texts,
+    relation_problems,
+)
+from exactlyonce.connectors.postgres.changes import PostgresChanges
+from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table, looked_up
+from exactlyonce.connectors.splits import OpenSplit
+from exactlyonce.connectors.tables import Key, columns_of
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.secrets import shown_reference
+
+PAGE_ROWS = 10_000
+ASK_S = 0.2
+"""The interval of questions to a server that has nothing to give."""
+DROPPED_MAX = 1_000
+"""The transactions with dropped changes of which the server is asked which are visible by now."""
+TAKE_OVER_MS = 10_000
+_PAGE_SETTINGS = {
+    **TEXTS,
+    "options": f"{TEXTS['options']} -c enable_sort=off -c enable_bitmapscan=off -c row_security=off",
+}
+"""Pages come by the key's index: without statistics of the table, the server would sort all that is left for each. A
+policy that would hide rows is an error."""
+
+
+class Pages(msgspec.Struct, omit_defaults=True):
+    """How far the table was read, and what decides about the changes of its keys."""
+
+    after: Key | None = None
+    """The rows with keys above it, and up to *through*, are of the newest page."""
+    through: Key | None = None
+    """None: no row was read."""
+    last: bool = False
+    """Whether there is no other page: all keys above *after* belong to the newest one."""
+    snapshot: str = ""
+    """Of the newest page; empty: there is none, or the stream has passed all that was visible in it."""
+    until: int = 0
+    """The position by which it has passed it."""
+    dropped: list[int] = []
+    """The numbers, of 64 bits, of transactions with a dropped change that may not be visible yet."""
+
+
+class Cursor(msgspec.Struct, omit_defaults=True):
+    """The `SourceOffset.cursor` of a slot."""
+
+    lsn: int
+    """The end of the last transaction that was wholly returned."""
+    timeline: int
+    index: int = 0
+    """The changes of the next one that were returned, or left to a page."""
+    pages: Pages | None = None
+    """None: the whole table was read, or none of it is to be."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """The `SourceOffset.identity` of a slot: whatever would be silent about changes if it were another."""
+
+    system: str
+    """The database cluster's identifier."""
+    slot: str
+    table: int
+    """The table's oid: one that is made anew has another."""
+    published: int
+    """The oid of the table's entry in the publication, or of a publication of all tables."""
+
+    def __str__(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+class Slot(NamedTuple):
+    """A slot, as the server tells it."""
+
+    plugin: str
+    here: bool
+    """Whether it is of this database."""
+    confirmed: str
+    holder: int | None
+    """The process that reads it now."""
+    holder_name: str | None
+    status: str
+
+
+class OpenSlot(OpenSplit):
+    """See the module. It holds a stream, and a session for questions and pages."""
+
+    def __init__(self, source: PostgresChanges[Any], position: SourceOffset) -> None:
+        self._source, self._id = source, position.source
+        self.name, self._identity = f"the changes of {source.table}", position.identity
+        self._cursor = msgspec.json.decode(position.cursor, type=Cursor)
+        self._session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
+        self._stream: ChangeStream | None = None
+        self._page: deque[Part] = deque()
+        """The rows of the newest page that were not returned yet."""
+        self._rest: list[Part] = []
+        """Changes of the stream for which the last batch had no room."""
+        self._skip = 0
+        """The changes of the transaction at hand that were done with before the stream began."""
+        self._inside = False
+        """Whether the stream is within a transaction."""
+        self._end: int | None = None
+        """A position of the server's log, asked since the stream last gave anything."""
+        self._ask_s = 0.0
+        self._dropped: Begin | None = None
+        """The last transaction with a dropped change."""
+        self._is_last = False
+        """Whether there is no page after the newest."""
+        try:
+            self._table = found_table(self._session, source, self._id)
+            schema, name, *_ = looked_up(self._session, source.table, self._id)
+            self._place = f"{schema}.{name}"
+            self._start(take_over=True)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
+
+    def _start(self, *, take_over: bool) -> None:
+        """Begin to stream at the position. Raises Halt where the slot does not have it any more."""
+        source, cursor = self._source, self._cursor
+        system = system_of(source.dsn)
+        require_same(identity_of(self._session, source, system), self._identity, self._id)
+        if system.timeline != cursor.timeline:
+            left = left_at(source.dsn, cursor.timeline, system.timeline)
+            if left is None or left < cursor.lsn:
+                raise lost(
+                    self._id,
+                    f"goes on at {shown_lsn(cursor.lsn)} of timeline {cursor.timeline}, and the server, on timeline "
+                    f"{system.timeline} since a failover, left that one before: it lacks changes that were read",
+                )
+            cursor.timeline = system.timeline
+        slot = require_slot(self._session, source, self._id)
+        if read_lsn(slot.confirmed) > cursor.lsn:
+            raise lost(
+                self._id,
+                f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {slot.confirmed}: somebody "
+                f"has moved it, or this checkpoint is older than the last one of the pipeline",
+            )
+        if slot.holder is not None:
+            self._free(slot, take_over=take_over)
+        self._stream = ChangeStream(source.dsn, source.slot_name, source.slot_name, self._place, cursor.lsn)
+        self._skip, self._inside, self._rest, self._end = cursor.index, False, [], None
+
+    def _free(self, slot: Slot, *, take_over: bool) -> None:
+        """End the session that reads the slot, if it is one of ours that is left over."""
+        what = f"Slot {self._source.slot_name!r} of source {self._id!r} is read by process {slot.holder} of the server"
+        if slot.holder_name != APPLICATION:
+            raise ConfigError(
+                f"{what}, of {slot.holder_name!r}. A slot has one reader: give this source its own slot=."
+            )
+        if not take_over:
+            raise StoreUnavailable(f"{what}: another incarnation of this pipeline, which goes on")
+        ((ended,),) = self._session.rows("SELECT pg_terminate_backend($1, $2)", (slot.holder, TAKE_OVER_MS))
+        if not ended:
+            raise StoreUnavailable(f"{what}, and does not end")
+
+    def read(self, records_max: int) -> list[Part]:
+        if self._page:
+            return self._page_rows(records_max)
+        try:
+            return self._read(records_max)
+        except StoreUnavailable:
+            if self._stream is None:
+                raise
+            self._drop_stream()
+            self._start(take_over=False)
+            return []
+
+    def _read(self, records_max: int) -> list[Part]:
+        pages = self._cursor.pages
+        if pages is not None and not self._inside and not self._rest and self._passed(pages):
+            if pages.last:
+                self._cursor.pages = None
+            elif not self._read_page(pages):
+                return []
+            else:
+                return self._page_rows(records_max)
+        changes = self._rest[:records_max]
+        self._rest = self._rest[records_max:]
+        return self._returned(changes) + self._streamed(records_max - len(changes))
+
+    def _passed(self, pages: Pages) -> bool:
+        return not pages.snapshot or self._cursor.lsn >= pages.until
+
+    def _streamed(self, records_max: int) -> list[Part]:
+        """The next changes of the stream."""
+        assert self._stream is not None
+        if not records_max:
+            return []
+        items: list[Part | End] = []
+        count = 0
+        for message in self._stream.messages():
+            match message:
+                case RowChange():
+                    self._inside = True
+                    parts = self._parts(message)
+                    skipped = min(self._skip, len(parts))
+                    self._skip -= skipped
+                    count += len(parts) - skipped
+                    items += parts[skipped:]
+                case Relation():
+                    self._look_at(message)
+                case End(lsn, is_commit):
+                    if is_commit:
+                        self._inside, self._skip = False, 0
+                    items.append(message)
+                    if self._cursor.pages is not None and lsn >= self._cursor.pages.until:
+                        break
+            if count >= records_max:
+                break
+        if items:
+            self._end = None
+        given: list[Part] = []
+        for item, is_kept in zip(items, self._kept(items), strict=True):
+            if isinstance(item, End):
+                if item.is_commit or not self._cursor.index:
+                    self._cursor.lsn, self._cursor.index = max(item.lsn, self._cursor.lsn), 0
+            elif is_kept and len(given) == records_max:
+                self._rest.append(item)
+            else:
+                self._cursor.index += 1
+                if is_kept:
+                    given.append(item)
+        return given
+
+    def _returned(self, parts: list[Part]) -> list[Part]:
+        self._cursor.index += len(parts)
+        return parts
+
+    def _parts(self, change: RowChange) -> list[Part]:
+        """The change; two if it changes the key."""
+        if change.op == "truncate":
+            return [Part(change, ())]
+        key = self._source.key_columns
+        old = None if change.old is None else key_texts(change.old, change.relation, key)
+        if change.new is None:
+            assert old is not None
+            return [Part(change, old)]
+        new = key_texts(change.new, change.relation, key)
+        if old is None or old == new:
+            return [Part(change, new)]
+        return [
+            Part(change._replace(op="delete", new=None), old),
+            Part(change._replace(op="insert"), new),
+        ]
+
+    def _look_at(self, relation: Relation) -> None:
+        """Raise Halt if the table's columns are not those of the record's type any more."""
+        if relation.oid != self._table.oid:
+            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
+        if wrong := list(relation_problems(self._source, relation)):
+            raise Halt(
+                f"Source {self._id!r} cannot read the next changes of {self._source.table}, whose columns were "
+                f"changed: {'; '.join(wrong)}. A column that is renamed, dropped or new to the record's type is not "
+                f"guessed: run the program that fits these changes until all of them are read, then the next one.",
+                operator=self._id,
+            )
+
+    # --- the pages ----------------------------------------------------------------------------------------------------
+
+    def _kept(self, items: list[Part | End]) -> list[bool]:
+        """Whether each of *items* is given: no page has it, or will have it."""
+        pages = self._cursor.pages
+        if pages is None:
+            return [True] * len(items)
+        kept, keyed = list[bool](), [item for item in items if isinstance(item, Part) and item.key]
+        zones = dict(zip(map(id, keyed), self._zones(pages, keyed), strict=True))
+        for item in items:
+            if isinstance(item, End):
+                kept.append(True)
+            elif not item.key:
+                self._begin_anew(pages, item.change.begin)
+                zones = dict.fromkeys(zones, _UNREAD)
+                kept.append(True)
+            else:
+                zone, begin = zones[id(item)], item.change.begin
+                kept.append(zone is _READ or (zone is _NEWEST and not self._visible(pages, begin)))
+                if zone is _UNREAD:
+                    self._note_dropped(pages, begin)
+        return kept
+
+    def _zones(self, pages: Pages, parts: Sequence[Part]) -> list[str]:
+        """Where the key of each change lies: in a page before the newest, in the newest, or in none."""
+        if pages.through is None and not pages.last:
+            return [_UNREAD] * len(parts)
+        read, newest = self._at_most(pages.after, parts), self._at_most(pages.through, parts)
+        return [
+            _READ if is_read else _NEWEST if is_newest or pages.last else _UNREAD
+            for is_read, is_newest in zip(read, newest, strict=True)
+        ]
+
+    def _at_most(self, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
+        """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
+        if bound is None or not parts:
+            return [False] * len(parts)
+        columns = [[part.key[place] for part in parts] for place in range(len(bound))]
+        names = sql.SQL(", ").join(sql.Identifier(f"k{place}") for place in range(len(bound)))
+        arrays = sql.SQL(", ").join(sql.SQL(f"${place}::text[]") for place in range(1, len(bound) + 1))
+        keys = sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Identifier(f"k{place}"), sql.SQL(self._table.types[column]))
+            for place, column in enumerate(self._table.key)
+        )
+        query = sql.SQL(
+            "SELECT ROW({keys}) <= ROW({bound}) FROM unnest({arrays}) WITH ORDINALITY AS k({names}, place)"
+            " ORDER BY place"
+        ).format(keys=keys, bound=self._literals(bound), arrays=arrays, names=names)
+        return [bool(row[0]) for row in self._session.rows(query, tuple(columns))]
+
+    def _visible(self, pages: Pages, begin: Begin) -> bool:
+        return bool(pages.snapshot) and snapshot_of(pages.snapshot).sees(self._number(pages, begin))
+
+    def _number(self, pages: Pages, begin: Begin) -> int:
+        """The transaction's number of 64 bits: the one nearest to the newest that is known."""
+        assert begin.transaction is not None
+        near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._snapshot_now().xmax
+        number = (near & ~0xFFFFFFFF) | begin.transaction
+        return number + (((near - number) + 0x80000000) >> 32 << 32)
+
+    def _snapshot_now(self) -> Snapshot:
+        ((text,),) = self._session.rows("SELECT pg_current_snapshot()::text")
+        return snapshot_of(text)
+
+    def _note_dropped(self, pages: Pages, begin: Begin) -> None:
+        if begin is self._dropped:
+            return
+        self._dropped = begin
+        pages.dropped.append(self._number(pages, begin))
+        if len(pages.dropped) % DROPPED_MAX == 0:
+            now = self._snapshot_now()
+            pages.dropped = [number for number in dict.fromkeys(pages.dropped) if not now.sees(number)]
+
+    def _begin_anew(self, pages: Pages, begin: Begin) -> None:
+        """All rows are gone: read those that come since then."""
+        self._note_dropped(pages, begin)
+        pages.after = pages.through = None
+        pages.last, pages.snapshot, pages.until = False, "", 0
+
+    def _read_page(self, pages: Pages) -> bool:
+        """Read the next page; False where a transaction with a dropped change is not visible yet."""
+        session, now_s = self._session, time.monotonic()
+        if pages.dropped and now_s < self._ask_s:
+            return False
+        self._ask_s = now_s + ASK_S
+        after = pages.through
+        session.begin("exactlyonce", 0, snapshot="", reads=self._table.name)
+        try:
+            ((text, time_ms),) = session.rows(
+                "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+            )
+            snapshot = snapshot_of(text)
+            if not all(map(snapshot.sees, pages.dropped)):
+                return False
+            lines = session.copied(self._page_query(after))
+        finally:
+            session.end()
+        with session.transaction("exactlyonce"):
+            session.rows("SET LOCAL synchronous_commit = local")
+            ((until,),) = session.rows("SELECT pg_logical_emit_message(true, 'exactlyonce', '')::text")
+        pages.dropped, pages.after, pages.snapshot, pages.until = [], after, text, read_lsn(until)
+        relation = columns_in(self._table)
+        begin = Begin(self._cursor.lsn, time_ms, None)
+        key = self._table.key
+        for line in lines:
+            change = RowChange("read", None, _fields(line), relation, begin)
+            self._page.append(Part(change, key_texts(change.new or (), relation, key)))
+        self._is_last = len(lines) < PAGE_ROWS
+        pages.last = self._is_last and not lines
+        return True
+
+    def _page_rows(self, records_max: int) -> list[Part]:
+        pages = self._cursor.pages
+        assert pages is not None
+        rows = list(islice(self._page, records_max))
+        for _ in rows:
+            self._page.popleft()
+        if rows:
+            pages.through = rows[-1].key
+            pages.last = self._is_last and not self._page
+        return rows
+
+    def _page_query(self, after: Key | None) -> sql.Composed:
+        table = self._table
+        key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+        above = sql.SQL("") if after is None else sql.SQL("WHERE ROW({}) > ROW({})").format(key, self._literals(after))
+        return sql.SQL("COPY (SELECT {} FROM {} {} ORDER BY {} LIMIT {}) TO STDOUT").format(
+            sql.SQL(", ").join(map(sql.Identifier, table.types)), table.name, above, key, sql.Literal(PAGE_ROWS)
+        )
+
+    def _literals(self, key: Key) -> sql.Composed:
+        return sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(self._table.types[column]))
+            for column, text in zip(self._table.key, key, strict=True)
+        )
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> str:
+        return msgspec.json.encode(self._cursor).decode()
+
+    def caught_up(self) -> bool:
+        """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
+        if self._page or self._rest or self._inside or self._stream is None:
+            return False
+        if (now_s := time.monotonic()) >= self._ask_s:
+            self._ask_s = now_s + ASK_S
+            self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+            if self._cursor.lsn < self._end:
+                self._stream.ask()
+        return self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
+
+    def buffered(self) -> int:
+        return len(self._page) + len(self._rest)
+
+    def finalized(self, position: SourceOffset) -> None:
+        if self._stream is not None:
+            self._stream.finalized(msgspec.json.decode(position.cursor, type=Cursor).lsn)
+
+    def _drop_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def close(self) -> None:
+        self._drop_stream()
+        self._session.close()
+
+
+_READ, _NEWEST, _UNREAD = "read", "newest", "unread"
+
+
+class Snapshot(NamedTuple):
+    """The transactions that a statement sees."""
+
+    xmin: int
+    xmax: int
+    running: frozenset[int]
+
+    def sees(self, number: int) -> bool:
+        """Whether it sees what a committed transaction of this number has written."""
+        return number < self.xmin or (number < self.xmax and number not in self.running)
+
+
+@lru_cache(maxsize=8)
+def snapshot_of(text: str) -> Snapshot:
+    """
+    >>> snapshot_of("10:14:10,12").sees(11), snapshot_of("10:14:10,12").sees(12)
+    (True, False)
+    """
+    xmin, xmax, running = text.split(":")
+    return Snapshot(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
+
+
+def _fields(line: bytes) -> list[bytes | None]:
+    """The values of a line of COPY's text format.
+
+    >>> _fields(b"1\\tann\\t\\\\N\\ta\\\\tb\\n")
+    [b'1', b'ann', None, b'a\\tb']
+    """
+    fields = line[:-1].split(b"\t")
+    if b"\\" not in line:
+        return list(fields)
+    return [None if field == rb"\N" else _ESCAPED.sub(_unescaped, field) for field in fields]
+
+
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return _ESCAPES.get(match[1], match[1])
+
+
+# --- the slot --------------------------------------------------------------------------------------------------------
+
+
+class SlotFinder:
+    """The `SplitFinder` of a slot, which is one split."""
+
+    def __init__(self, source_id: str, source: PostgresChanges[Any]) -> None:
+        self._id, self._source = source_id, source
+        self._session = PostgresConnection(source.dsn, Limits())
+        self._system: System | None = None
+
+    def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
+        """See `SplitFinder`. Raises Halt where the slot, the table or its publication is not the one of before."""
+        session, source, id = self._session, self._source, self._id
+        slot = require_slot(session, source, id)
+        system = self._system = self._system or system_of(source.dsn)
+        if known:
+            require_same(identity_of(session, source, system), known[0].identity, id)
+            return []
+        table = found_table(session, source, id)
+        if wrong := [*server_problems(session), *table_problems(session, source, table)]:
+            raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {'; '.join(wrong)}.")
+        pages = Pages() if source.snapshot == "pages" else None
+        cursor = msgspec.json.encode(Cursor(read_lsn(slot.confirmed), system.timeline, 0, pages)).decode()
+        identity = identity_of(session, source, system)
+        return [SourceOffset(id, source.place, str(identity), 0, 0, cursor=cursor)]
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def require_slot(session: PostgresConnection, source: PostgresChanges[Any], id: str) -> Slot:
+    """The source's slot. Raises ConfigError if it is not there or another's, Halt if the server has given it up."""
+    name = source.slot_name
+    rows = session.rows(_SLOT, (name,))
+    if not rows:
+        raise ConfigError(
+            f"Source {id!r}: there is no replication slot {name!r} at {shown_reference(source.dsn)}. `exactlyonce "
+            f"changes setup` makes it, or PostgresChanges.setup(). If this pipeline has read it before, what was "
+            f"committed since then may be missing: `exactlyonce reset` begins with the rows that are there."
+        )
+    slot = Slot(*rows[0])
+    if slot.plugin != "pgoutput" or not slot.here:
+        raise ConfigError(
+            f"Source {id!r}: slot {name!r} is of another database or plugin: set slot= to a name of its own."
+        )
+    if slot.status == "lost":
+        raise Halt(
+            f"Source {id!r}: the server has removed log that slot {name!r} needs, since max_slot_wal_keep_size was "
+            f"exceeded: changes are lost.\n  Choices: drop the slot, make it anew, and let `exactlyonce reset` begin "
+            f"with the rows that are there.",
+            operator=id,
+        )
+    return slot
+
+
+def server_problems(session: PostgresConnection) -> Iterator[str]:
+    ((version, level, standby),) = session.rows(
+        "SELECT current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery()"
+    )
+    if version < 140000:
+        yield f"PostgreSQL {version // 10000} is too old, it takes 14 or newer"
+    if level != "logical":
+        yield f"wal_level is {level}: ALTER SYSTEM SET wal_level = 'logical', and restart the server"
+    if standby:
+        yield "the server is a standby: name the primary in dsn="
+
+
+def table_problems(session: PostgresConnection, source: PostgresChanges[Any], table: TableInServer) -> Iterator[str]:
+    """The reasons why the changes of *table* would not come, or not whole."""
+    name, shown = source.slot_name, table.name.as_string(None)
+    ((kind, identity, persistence, identity_columns, generated),) = session.rows(_TABLE, (table.oid,))
+    if kind != "r":
+        yield "it is partitioned, and only plain tables are captured: name its partitions"
+    if persistence != "p":
+        yield "it is unlogged or temporary, so the server's log does not have its changes"
+    if identity != "f" and not set(source.key_columns) <= set(identity_columns or ()):
+        has = ", ".join(identity_columns or ()) or "nothing"
+        yield (
+            f"its replica identity is {has}, and key= {', '.join(source.key_columns)}: give it that primary key, or "
+            f"ALTER TABLE {shown} REPLICA IDENTITY USING INDEX the unique index on the key, or REPLICA IDENTITY FULL"
+        )
+    if hidden := sorted(columns_of(source.value).keys() & set(generated or ())):
+        yield f"its column {hidden[0]!r} is generated, and such columns are not published: leave the field out"
+    rows = session.rows(_PUBLICATION, (name,))
+    if not rows:
+        yield f"there is no publication {name!r}: `exactlyonce changes setup` makes it"
+        return
+    if not all(rows[0]):
+        yield (
+            f"publication {name} leaves out operations: "
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')"
+        )
+    published = session.rows(_published(session), (name, table.oid))
+    if not published:
+        yield f"publication {name} does not have the table: ALTER PUBLICATION {name} ADD TABLE {shown}"
+    elif published[0][1]:
+        yield f"publication {name} has a row filter or a column list for the table, which hide changes: remove them"
+
+
+def identity_of(session: PostgresConnection, source: PostgresChanges[Any], system: System) -> Identity:
+    """What the split is now; a table or an entry of it in the publication that is gone is 0."""
+    schema, name = source.table.rpartition(".")[::2]
+    ((table,),) = session.rows(_OID, (schema or None, name))
+    published = session.rows(_published(session), (source.slot_name, table)) if table else []
+    return Identity(system.id, source.slot_name, table or 0, published[0][0] if published else 0)
+
+
+def require_same(now: Identity, before: str, id: str) -> None:
+    """Raise Halt if changes since then may not have come."""
+    then = msgspec.json.decode(before, type=Identity)
+    whats = {
+        "system": "the server of dsn= is another database cluster",
+        "slot": f"slot= is {now.slot!r}, and was {then.slot!r}",
+        "table": "the table was dropped or made anew since then",
+        "published": "the table was taken out of the publication since then",
+    }
+    for name, what in whats.items():
+        if getattr(now, name) != getattr(then, name):
+            raise lost(id, f"cannot go on: {what}, so changes may be missing")
+
+
+def lost(id: str, what: str) -> Halt:
+    """The error of a source whose changes since its checkpoint are not there any more."""
+    return Halt(
+        f"Source {id!r} {what}.\n"
+        f"  Choices: restore the database as it was, and run again; or `exactlyonce changes drop` and `setup`, and let "
+        f"`exactlyonce reset` begin with the rows that are there.",
+        operator=id,
+    )
+
+
+def setup_statements(source: PostgresChanges[Any], table: TableInServer) -> list[tuple[str, sql.Composed]]:
+    """What makes the publication and the slot: a query that finds each, and the statement that makes it."""
+    name = source.slot_name
+    return [
+        ("SELECT 1 FROM pg_publication WHERE pubname = %s",
+         sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(sql.Identifier(name), table.name)),
+        ("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s",
+         sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(name))),
+    ]  # fmt: skip
+
+
+def set_up(source: PostgresChanges[Any]) -> None:
+    """See `PostgresChanges.setup`."""
+    session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S))
+    try:
+        if wrong := list(server_problems(session)):
+            raise ConfigError(f"{source.slot_name}: {'; '.join(wrong)}.")
+        for there, statement in setup_statements(source, found_table(session, source, source.table)):
+            if not session.ask(there, source.slot_name):
+                session.rows(statement)
+    finally:
+        session.close()
+
+
+def drop(source: PostgresChanges[Any]) -> None:
+    """See `PostgresChanges.drop`."""
+    session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S))
+    try:
+        session.rows(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
+            (source.slot_name,),
+        )
+        session.rows(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(source.slot_name)))
+    finally:
+        session.close()
+
+
+_SLOT = """
+SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s.active_pid, a.application_name,
+    coalesce(s.wal_status, '')
+FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
+"""
+_TABLE = """
+SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
+    (SELECT array_agg(a.attname::text)
+        FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)
+        WHERE i.indrelid = c.oid
+            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END),
+    (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
+FROM pg_class c WHERE c.oid = $1::oid
+"""
+_OID = """
+SELECT to_regclass(
+    CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))::oid
+"""
+_PUBLICATION = "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = $1"
+_PUBLISHED = """
+SELECT r.oid, {hides} FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+WHERE p.pubname = $1 AND r.prrelid = $2::oid
+UNION ALL SELECT oid, false FROM pg_publication WHERE pubname = $1 AND puballtables
+"""
+
+
+def _published(session: PostgresConnection) -> sql.Composed:
+    """Asks for the table's entry in the publication, and whether it hides anything, which came with 15."""
+    hides = "r.prqual IS NOT NULL OR r.prattrs IS NOT NULL" if session.version >= 150000 else "false"
+    return sql.SQL(_PUBLISHED).format(hides=sql.SQL(hides))

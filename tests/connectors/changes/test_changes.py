@@ -1,0 +1,352 @@
+"""The rows of a table and then its changes, each once and in order, wherever the reader ends."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+from changing_table import Account, Shop, rows_of
+from waiting import until
+
+from exactlyonce.connectors.postgres import change_split
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+
+ACCOUNTS = 1_000
+
+
+@contextmanager
+def busy(shop: Shop, writers: int = 3) -> Iterator[None]:
+    """Sessions that insert, update, move and delete accounts, and roll back, until the context ends."""
+    over = threading.Event()
+
+    def write(seed: int) -> None:
+        luck = random.Random(seed)
+        with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
+            while not over.is_set():
+                id = luck.randrange(1, ACCOUNTS * 3 // 2)
+                session.execute("BEGIN")
+                for _ in range(luck.choice((1, 1, 3, 30))):
+                    statement = luck.choice(STATEMENTS)
+                    session.execute(statement, {"id": id})
+                    id += 1
+                session.execute(luck.choice(("COMMIT", "COMMIT", "COMMIT", "ROLLBACK")))
+
+    threads = [threading.Thread(target=write_until_deadlock, args=(write, seed)) for seed in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def write_until_deadlock(write: Any, seed: int) -> None:
+    """Two of the writers may wait for each other: the server ends one of them, which begins again."""
+    while True:
+        try:
+            write(seed)
+            return
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
+            seed += 100
+
+
+STATEMENTS = (
+    "INSERT INTO accounts VALUES (%(id)s, 'new', 1) ON CONFLICT (id) DO UPDATE SET amount = accounts.amount + 1",
+    "UPDATE accounts SET amount = amount + 1 WHERE id = %(id)s",
+    "DELETE FROM accounts WHERE id = %(id)s",
+    "UPDATE accounts SET id = id + 100000 WHERE id = %(id)s AND NOT EXISTS"
+    " (SELECT FROM accounts a WHERE a.id = %(id)s + 100000)",
+)
+
+
+def in_table(shop: Shop) -> dict[int, Account]:
+    return {row[0]: Account(*row) for row in shop.sql("SELECT id, owner, amount FROM accounts")}
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.parametrize("seed", range(2))
+def test_pages_beside_writers(shop: Shop, seed: int, identity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table as the changes make it is the table, though the reader ends at any place, also within a page and a
+    transaction."""
+    luck = random.Random(seed)
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 90)
+    shop.begin()
+    shop.sql(f"INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, {ACCOUNTS}) i")
+    shop.sql(f"ALTER TABLE accounts REPLICA IDENTITY {identity}")
+    with busy(shop):
+        while len(shop.changes) < 6 * ACCOUNTS:
+            if shop.poll(luck.choice((1, 7, 100))) and luck.random() < 0.03:
+                shop.end()
+            if luck.random() < 0.02:
+                shop.reader.finalized(shop.positions)
+    shop.read_all()
+    assert rows_of(shop.changes) == in_table(shop)
+    ops = {change.op for change in shop.changes}
+    assert ops == {"read", "insert", "update", "delete"}
+
+
+def test_a_commit_that_is_streamed_before_it_is_visible(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page waits for it: else the row would be in neither."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 1)
+    shop.sql("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+    shop.sql("SELECT pg_reload_conf()")
+    until(lambda: shop.sql("SHOW synchronous_standby_names") == [("absent",)])
+
+    def commit() -> None:
+        with shop.session() as session:
+            session.execute("INSERT INTO accounts VALUES (2, 'bob', 2)")
+
+    waiting = threading.Thread(target=commit)
+    waiting.start()
+    until(lambda: shop.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+    assert [change.key for change in shop.poll()] == [1]
+
+    def dropped() -> bool:
+        assert not shop.poll()
+        return '"dropped":[' in shop.positions[0].cursor
+
+    until(dropped)
+    for _ in range(30):
+        assert not shop.poll(), "the page has been read without the row"
+    shop.end()
+    assert not shop.poll()
+    shop.sql("ALTER SYSTEM RESET synchronous_standby_names")
+    shop.sql("SELECT pg_reload_conf()")
+    waiting.join()
+    assert [(change.op, change.key) for change in shop.read_all()] == [("read", 2)]
+
+
+def test_an_open_transaction_is_read_on_where_the_reader_ended(shop: Shop) -> None:
+    """Also where the server says how far it is before it sends that transaction again."""
+    shop.begin(snapshot="never")
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 50) i")
+    until(lambda: shop.poll(7))
+    for _ in range(3):
+        shop.end()
+        until(lambda: shop.poll(5))
+    shop.read_all(7)
+    assert [change.key for change in shop.changes] == list(range(1, 51))
+    assert len({change.transaction for change in shop.changes}) == 1
+
+
+def test_the_server_forgets_only_what_is_finalized(shop: Shop) -> None:
+    shop.begin(snapshot="never")
+    begun = shop.confirmed()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    first = shop.positions
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+    assert shop.confirmed() == begun
+    shop.reader.finalized(first)
+    until(lambda: shop.confirmed() != begun)
+    shop.end()
+    shop.positions = first
+    assert [change.key for change in shop.read_all()] == [2]
+
+
+def test_an_idle_table_keeps_no_log(shop: Shop) -> None:
+    """The position follows what others write."""
+    shop.begin(snapshot="never")
+    shop.read_all()
+    before = shop.positions[0].cursor
+    shop.sql("CREATE TABLE others AS SELECT generate_series(1, 10000)")
+    shop.sql("DROP TABLE others")
+    until(lambda: not shop.poll() and shop.reader.quiet() and shop.positions[0].cursor != before)
+    shop.reader.finalized(shop.positions)
+    until(lambda: shop.sql("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn) < 10000 "
+                           "FROM pg_replication_slots") == [(True,)])  # fmt: skip
+
+
+def test_truncate_begins_the_pages_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 20) i")
+    until(lambda: not shop.poll(2) and len(shop.changes) >= 4)
+    with shop.session() as session:
+        session.execute("INSERT INTO accounts VALUES (0, 'zoe', 0)")
+        session.execute("TRUNCATE accounts")
+        session.execute("INSERT INTO accounts SELECT i, 'bob', i FROM generate_series(1, 5) i")
+    while not any(change.op == "truncate" for change in shop.changes):
+        shop.poll(2)
+    shop.end()
+    shop.read_all(2)
+    assert rows_of(shop.changes) == in_table(shop)
+
+
+def test_a_walsender_that_ends_and_a_server_that_starts_again(shop: Shop) -> None:
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    shop.sql("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots")
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+    shop.server.kill()
+    with pytest.raises(StoreUnavailable):
+        until(lambda: shop.poll())
+    shop.end()
+    shop.server.start()
+    shop.sql("INSERT INTO accounts VALUES (3, 'eve', 3)")
+    assert [change.key for change in shop.read_all()] == [3]
+
+
+def test_a_reader_that_is_left_over_is_ended(shop: Shop) -> None:
+    """It does not take the slot back."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    left_over, shop._reader = shop.reader, None
+    assert shop.read_all() == []
+    with pytest.raises(StoreUnavailable, match="another incarnation"):
+        until(lambda: left_over.poll(10, 0.0))
+    left_over.close()
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+
+
+def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
+    shop.begin()
+    with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
+        other = psycopg.connect(f"{shop.server.dsn()} replication=database application_name=debezium", autocommit=True)
+        other.pgconn.send_query(
+            b"START_REPLICATION SLOT exactlyonce_accounts LOGICAL 0/0 (proto_version '1', publication_names 'x')"
+        )
+        until(lambda: session.execute("SELECT active FROM pg_replication_slots").fetchone() == (True,))
+        with pytest.raises(ConfigError, match="'debezium'"):
+            until(shop.poll)
+        other.close()
+        until(lambda: session.execute("SELECT active FROM pg_replication_slots").fetchone() == (False,))
+
+
+class Everything(msgspec.Struct):
+    id: str
+    shop: int
+    price: Decimal
+    rate: float | None
+    paid: bool
+    at: datetime
+    data: bytes
+    tags: dict[str, int]
+    number: UUID
+
+
+def test_types_and_keys_of_several_columns(shop: Shop) -> None:
+    """A page and the stream give the same values."""
+    shop.begin(
+        "id text, shop int, price numeric(20, 4), rate float8, paid bool, at timestamptz, data bytea, tags jsonb,"
+        " number uuid, more text, PRIMARY KEY (id, shop)",
+        key=("id", "shop"), value=Everything,
+    )  # fmt: skip
+    insert = (
+        "INSERT INTO accounts VALUES (%s, 7, 12.5, NULL, true, '2026-01-02 03:04:05.678+01', '\\x00ff', '{\"a\": 1}',"
+        " '00000000-0000-0000-0000-000000000001', %s)"
+    )
+    odd = "a\tb\\N\n\\é'\""
+    shop.sql(insert, odd, odd)
+    (read,) = shop.read_all()
+    shop.sql("DELETE FROM accounts")
+    shop.sql(insert, odd, None)
+    deleted, inserted = shop.read_all()
+    assert [read.op, deleted.op, inserted.op] == ["read", "delete", "insert"]
+    assert read.key == deleted.key == inserted.key == msgspec.json.encode([odd, "7"]).decode()
+    assert read.after == inserted.after
+    assert deleted.after is None
+    assert deleted.before is None
+    at = datetime(2026, 1, 2, 2, 4, 5, 678000, tzinfo=timezone.utc)
+    number = UUID("00000000-0000-0000-0000-000000000001")
+    assert read.after == Everything(odd, 7, Decimal("12.5000"), None, True, at, b"\x00\xff", {"a": 1}, number)
+
+
+def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
+    """It is never None: it is the old one under REPLICA IDENTITY FULL, and else the record is refused."""
+    shop.begin(snapshot="never")
+    large = "".join(random.Random(1).choices("abcdefghij", k=20_000))
+    shop.sql("ALTER TABLE accounts ALTER owner SET STORAGE EXTERNAL")
+    shop.sql("INSERT INTO accounts VALUES (1, %s, 1)", large)
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY FULL")
+    shop.sql("UPDATE accounts SET amount = 2")
+    _, updated = shop.read_all()
+    assert updated.before == Account(1, large, 1)
+    assert updated.after == Account(1, large, 2)
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY DEFAULT")
+    shop.sql("UPDATE accounts SET amount = 3")
+    with pytest.raises(ValueError, match=r"column 'owner' has a large value .* REPLICA IDENTITY FULL"):
+        shop.read_all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("ALTER TABLE accounts RENAME owner TO name", "has no column 'owner'"),
+        ("ALTER TABLE accounts ALTER amount TYPE text", "'amount' is text"),
+        ("DROP TABLE accounts; CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int);"
+         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "dropped or made anew"),
+        ("ALTER PUBLICATION exactlyonce_accounts DROP TABLE accounts;"
+         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "taken out of the publication"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_accounts');"
+         "SELECT pg_create_logical_replication_slot('exactlyonce_accounts', 'pgoutput')", "forgotten all before"),
+        ("INSERT INTO accounts VALUES (7, 'gus', 7);"
+         "SELECT pg_replication_slot_advance('exactlyonce_accounts', pg_current_wal_lsn())", "forgotten all before"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_accounts')", "no replication slot"),
+    ],
+)  # fmt: skip
+def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    until(lambda: shop.sql("SELECT active FROM pg_replication_slots") == [(False,)])
+    for statement in change.split(";"):
+        shop.sql(statement)
+    name = "name" if "RENAME" in change else "owner"
+    shop.sql(f"INSERT INTO accounts (id, {name}, amount) VALUES (1, 'ann', '1')")
+    with pytest.raises((Halt, ConfigError), match=reason):
+        until(shop.poll)
+
+
+def test_a_new_column_goes_on(shop: Shop) -> None:
+    shop.begin()
+    shop.sql("ALTER TABLE accounts ADD COLUMN more int")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1, 1)")
+    shop.sql("ALTER TABLE accounts ADD COLUMN again int")
+    shop.sql("UPDATE accounts SET amount = 2")
+    shop.read_all()
+    assert rows_of(shop.changes) == {1: Account(1, "ann", 2)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "remedy"),
+    [
+        ("id int, owner text, amount int", "takes NULL"),
+        ("id int NOT NULL, owner text, amount int", "unique index"),
+        ("id int NOT NULL UNIQUE, owner text, amount int", "REPLICA IDENTITY USING INDEX"),
+        ("id int PRIMARY KEY, owner text, amount int GENERATED ALWAYS AS (1) STORED", "'amount' is generated"),
+        ("id int PRIMARY KEY, owner text", "no column 'amount'"),
+    ],
+)
+def test_a_table_that_cannot_be_captured(shop: Shop, columns: str, remedy: str) -> None:
+    def capture() -> None:
+        shop.begin(columns)
+        shop.find()
+
+    with pytest.raises(ConfigError, match=remedy):
+        capture()
+
+
+def test_without_setup(shop: Shop) -> None:
+    shop.sql("CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int)")
+    shop.source = shop.described()
+    with pytest.raises(ConfigError, match="changes setup"):
+        shop.find()
