@@ -407,6 +407,7 @@ class KafkaWriter(ProducingWriter):
     # --- producers ----------------------------------------------------------------------------------------------
 
     def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """Write with this id from now on: the coordinator knows its producer."""
         transaction = self._waiting.pop(transactional_id)
         transaction.producer_id, transaction.epoch = producer_id, epoch
         self.pool.move(transactional_id, SlotState.READY)
