@@ -15,6 +15,7 @@ from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.writer import holds_changes
 
 MODES = ("append", "upsert", "delete")
 WRITE_AHEAD = "write_ahead"
@@ -70,6 +71,13 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
 
 def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
     """The reasons why a record's type cannot be rows of a table with this key."""
+    if key and holds_changes(type_):
+        yield (
+            "a Change is a row or a delete, in one order, and this sink does one of both. Make rows of them, with a "
+            "field that says so: .map(lambda change: Row(change.key, ..., deleted=change.op == 'delete')), for "
+            "mode='upsert'; KafkaSink and RedisSink delete"
+        )
+        return
     try:
         fields = {field.name: field for field in fields_of(type_)}
     except shape.UnsupportedType as error:
