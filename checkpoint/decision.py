@@ -109,8 +109,12 @@ class CommitProtocol(ABC):
         """
         yield from ()
 
-    def prepare(self, plan: PendingCheckpoint, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
-        """Find the committables of *plan*; *checks* come first, and may refuse it."""
+    def is_prepared(self, plan: PendingCheckpoint) -> bool:
+        """Whether `prepare` asks nobody; else the leader's own checks come before it."""
+        return True
+
+    def prepare(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
+        """Find the committables of *plan*, or refuse it."""
         yield from ()
         return None
 

@@ -393,8 +393,14 @@ class Leader:
         return verdict
 
     def _decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
+        if not all(protocol.is_prepared(plan) for protocol in self._protocols):
+            problem = gravest((yield from concurrently(*map(objection, self._checks(plan)))))
+            if isinstance(problem, Exception):
+                raise problem
+            if problem is not None:
+                return problem
         for protocol in self._protocols:
-            refusal = yield from protocol.prepare(plan, lambda: self._checks(plan))
+            refusal = yield from protocol.prepare(plan)
             if refusal is not None:
                 return refusal
         manifest: Manifest | Refuse | None = None

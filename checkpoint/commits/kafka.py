@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import Check, CommitProtocol, Fates, gravest, objection
+from exactlyonce.checkpoint.decision import Check, CommitProtocol, Fates
 from exactlyonce.checkpoint.events import PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.records.manifest import (
     LOSS_ACCEPTED,
@@ -39,7 +39,6 @@ from exactlyonce.checkpoint.requests import (
     ProducerState,
     TransactionState,
     TxnState,
-    concurrently,
 )
 from exactlyonce.checkpoint.transactions.commit import (
     Commits,
@@ -289,16 +288,16 @@ class TransactionCommits(CommitProtocol):
         pairs = ((precommit, self._committable(precommit, places[precommit.sink], producers)) for precommit in wanted)
         return {committable.transactional_id: committable for one, committable in pairs if _is_whole(committable, one)}
 
-    def prepare(self, plan: PendingCheckpoint, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
+    def is_prepared(self, plan: PendingCheckpoint) -> bool:
+        return not self._uncounted(plan)
+
+    def prepare(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         self._checked.clear()
-        missing = [precommit for precommit in _written_to(plan) if self._known(precommit) is None]
+        missing = self._uncounted(plan)
         if not missing:
             return None
-        problem = gravest((yield from concurrently(*map(objection, checks()))))
-        if isinstance(problem, Exception):
-            raise problem
         try:
-            checked = problem or (yield from self.check_uncounted(missing, plan.ages_ms))
+            checked = yield from self.check_uncounted(missing, plan.ages_ms)
         except BrokerUnavailable as error:
             return Refuse(str(error))
         if isinstance(checked, Refuse):
@@ -365,11 +364,12 @@ class TransactionCommits(CommitProtocol):
 
     # --- one by one
 
+    def _uncounted(self, plan: PendingCheckpoint) -> list[Precommit]:
+        """The precommits of *plan* that were not counted as they arrived."""
+        return [precommit for precommit in _written_to(plan) if _of(precommit, self.counted) is None]
+
     def _known(self, precommit: Precommit) -> Committable | None:
-        """The committable of *precommit*; ids are used again, so one of an older transaction proves nothing."""
-        name, producer = precommit.transactional_id, (precommit.producer_id, precommit.epoch)
-        known = filter(None, (self.counted.get(name), self._checked.get(name)))
-        return next((one for one in known if (one.producer_id, one.epoch) == producer), None)
+        return _of(precommit, self.counted) or _of(precommit, self._checked)
 
     def _open(
         self, precommits: Sequence[Precommit], ages_ms: Mapping[str, int]
@@ -431,6 +431,12 @@ class TransactionCommits(CommitProtocol):
             f"{REPAIRS_MAX} repairs of it were aborted by the broker one after the other; another run {TRIES_AGAIN}"
         )
         raise Halt(resolution.explain(resolution.lost(chain[0]), aborted))
+
+
+def _of(precommit: Precommit, known: Mapping[str, Committable]) -> Committable | None:
+    """The committable of *precommit*; ids are used again, so one of an older transaction proves nothing."""
+    one = known.get(precommit.transactional_id)
+    return one if one is not None and (one.producer_id, one.epoch) == (precommit.producer_id, precommit.epoch) else None
 
 
 def _written_to(plan: PendingCheckpoint) -> list[Precommit]:
