@@ -113,12 +113,12 @@ class Builder:
         return self.add(Kind.SOURCE, id, ())
 
     def add_table(self, id: str, source: Any) -> Input:
-        """Add the source of a changelog, by the key of its messages."""
+        """Add the source of a changelog, by the key of its records."""
         changelog = source.changelog() if isinstance(source, Source) else None
         if changelog is None:
             self.problem(
                 f"a table needs a source of messages with their keys, as "
-                f'KafkaSource.records("customers", key=str, value=Customer), got {source!r:.200}'
+                f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
         function = Function(call=key_of_message, name="the key of its messages")

@@ -32,8 +32,16 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     transaction: int | None = None
     """Its number in the database; None of a "read"."""
 
-    def record(self) -> Record[T | None]:
-        """The row by its key, None once it is deleted: for a compacted topic. Raises ValueError of a truncate."""
+    @property
+    def value(self) -> T | None:
+        """The row as a record's value, None once it is deleted. Raises ValueError of a truncate."""
         if self.op == "truncate":
-            raise ValueError(f"all rows of {self.table} were deleted at once, which has no key")
-        return Record(self.after, self.key, self.timestamp_ms)
+            raise ValueError(
+                f"TRUNCATE has deleted all rows of {self.table}, and a record has one key. Delete rows by DELETE, and "
+                f"leave this one out: on_error=, or a filter by op"
+            )
+        return self.after
+
+    def record(self) -> Record[T | None]:
+        """The row by its key, None once it is deleted. Raises ValueError of a truncate."""
+        return Record(self.value, self.key, self.timestamp_ms)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
 from exactlyonce.pipeline.builder import Builder
+from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
@@ -168,15 +169,15 @@ class Pipeline:
         return Stream(self._builder, self._builder.add_source(id, source))
 
     @_operator
-    def table(self, id: str, source: Source[Record[V]]) -> Table[Any, V]:
-        """The newest value by key of a changelog topic, for `KeyedStream.as_of` and `KeyedStream.lookup`.
+    def table(self, id: str, source: Source[Record[V]] | Source[Change[V]]) -> Table[Any, V]:
+        """The newest value by key of a changelog, for `KeyedStream.as_of` and `KeyedStream.lookup`.
 
         >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
         >>> names = pipeline.table("names", KafkaSource.records("names", key=str, value=str))
 
         The key is the message's, of the type *key* of the source, as of ``KafkaSource.records``. A null value
-        deletes the key; its event time is the timestamp of the message.
+        deletes the key; its event time is the timestamp of the message. Of `PostgresChanges` the key is the row's.
         """
         return Table(self._builder, self._builder.add_table(id, source))
 

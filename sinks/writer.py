@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_origi
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import BlockRef, Precommit, StagedAck
 from exactlyonce.pipeline import hints, shape
+from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
 from exactlyonce.pipeline.records import Record
@@ -138,13 +139,6 @@ class WaitingWriter:
             self.writer.poll()
 
 
-class GrantedWriter(SinkWriter, Protocol):
-    """A writer that uses only transactional ids granted by the coordinator; see `Sink.transactional`."""
-
-    def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
-        """Write with this id from now on: the coordinator knows its producer."""
-
-
 class SinkEncoder(Protocol):
     """Encodes records for the sink's writer."""
 
@@ -237,17 +231,30 @@ class Writable(Protocol):
 
 
 def holds_records(type_: Any) -> bool:
-    """Whether a stream of the type has records with keys."""
+    """Whether a stream of the type is of `Record`."""
     return type_ is Record or get_origin(type_) is Record
+
+
+def holds_changes(type_: Any) -> bool:
+    """Whether a stream of the type is of `Change`."""
+    return type_ is Change or get_origin(type_) is Change
+
+
+def holds_keys(type_: Any) -> bool:
+    """Whether each output of the type has a key and a value of its own."""
+    return holds_records(type_) or holds_changes(type_)
 
 
 def value_type(type_: Any) -> Any:
     """The type of the values of a stream of *type_*.
 
-    >>> value_type(Record[int]), value_type(int)
-    (<class 'int'>, <class 'int'>)
+    >>> value_type(Record[int]), value_type(int), value_type(Change[dict])
+    (<class 'int'>, <class 'int'>, dict | None)
     """
-    return (get_args(type_) or (Any,))[0] if holds_records(type_) else type_
+    if not holds_keys(type_):
+        return type_
+    of = (get_args(type_) or (Any,))[0]
+    return of if holds_records(type_) else hints.union([*hints.members(of), type(None)])
 
 
 def codec_problems(codec: Callable[[Any], Codec[Any]], type_: Any) -> Iterator[str]:

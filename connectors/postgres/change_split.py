@@ -13,6 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ from exactlyonce.connectors.postgres.connection import Limits, PostgresConnectio
 from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table, looked_up
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key, columns_of
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable, Unavailable
 from exactlyonce.pipeline.secrets import shown_reference
 
 PAGE_ROWS = 10_000
@@ -54,6 +55,8 @@ ASK_S = 0.2
 """The interval of questions to a server that has nothing to give."""
 DROPPED_MAX = 1_000
 """The transactions with dropped changes of which the server is asked which are visible by now."""
+DROPS_S = 0.05
+"""The time in which changes are dropped without giving any."""
 TAKE_OVER_MS = 10_000
 _PAGE_SETTINGS = {
     **TEXTS,
@@ -139,9 +142,12 @@ class OpenSlot(OpenSplit):
         """Whether the stream is within a transaction."""
         self._end: int | None = None
         """A position of the server's log, asked since the stream last gave anything."""
-        self._ask_s = 0.0
+        self._ask_s = self._page_s = 0.0
+        """The times of the next question, and of the next try to read a page that was not whole."""
         self._dropped: Begin | None = None
         """The last transaction with a dropped change."""
+        self._began_again: tuple[int, int] | None = None
+        """The place where the stream was last begun again after a fault."""
         self._is_last = False
         """Whether there is no page after the newest."""
         try:
@@ -197,36 +203,45 @@ class OpenSlot(OpenSplit):
     def read(self, records_max: int) -> list[Part]:
         if self._page:
             return self._page_rows(records_max)
+        began = self._cursor.lsn, self._cursor.index
         try:
             return self._read(records_max)
         except StoreUnavailable:
-            if self._stream is None:
+            if self._began_again == began:
                 raise
+            self._began_again = began
             self._drop_stream()
             self._start(take_over=False)
             return []
 
     def _read(self, records_max: int) -> list[Part]:
         pages = self._cursor.pages
-        if pages is not None and not self._inside and not self._rest and self._passed(pages):
+        if pages is not None and self._is_due():
             if pages.last:
                 self._cursor.pages = None
             elif not self._read_page(pages):
                 return []
             else:
                 return self._page_rows(records_max)
-        changes = self._rest[:records_max]
-        self._rest = self._rest[records_max:]
-        return self._returned(changes) + self._streamed(records_max - len(changes))
+        if self._rest:
+            changes, self._rest = self._rest[:records_max], self._rest[records_max:]
+            self._cursor.index += len(changes)
+            return changes
+        end_s = time.monotonic() + DROPS_S
+        given, came = self._streamed(records_max)
+        while came and not given and time.monotonic() < end_s and not self._is_due():
+            given, came = self._streamed(records_max)
+        return given
 
-    def _passed(self, pages: Pages) -> bool:
-        return not pages.snapshot or self._cursor.lsn >= pages.until
+    def _is_due(self) -> bool:
+        """Whether the stream is where the next page is read, or the last one is over."""
+        pages = self._cursor.pages
+        at_end = not self._inside and not self._rest
+        return pages is not None and at_end and (not pages.snapshot or self._cursor.lsn >= pages.until)
 
-    def _streamed(self, records_max: int) -> list[Part]:
-        """The next changes of the stream."""
+    def _streamed(self, records_max: int) -> tuple[list[Part], bool]:
+        """The next changes of the stream, without those that pages have, and whether anything came."""
         assert self._stream is not None
-        if not records_max:
-            return []
         items: list[Part | End] = []
         count = 0
         for message in self._stream.messages():
@@ -261,11 +276,7 @@ class OpenSlot(OpenSplit):
                 self._cursor.index += 1
                 if is_kept:
                     given.append(item)
-        return given
-
-    def _returned(self, parts: list[Part]) -> list[Part]:
-        self._cursor.index += len(parts)
-        return parts
+        return given, bool(items)
 
     def _parts(self, change: RowChange) -> list[Part]:
         """The change; two if it changes the key."""
@@ -378,9 +389,9 @@ class OpenSlot(OpenSplit):
     def _read_page(self, pages: Pages) -> bool:
         """Read the next page; False where a transaction with a dropped change is not visible yet."""
         session, now_s = self._session, time.monotonic()
-        if pages.dropped and now_s < self._ask_s:
+        if pages.dropped and now_s < self._page_s:
             return False
-        self._ask_s = now_s + ASK_S
+        self._page_s = now_s + ASK_S
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=self._table.name)
         try:
@@ -525,11 +536,14 @@ class SlotFinder:
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         """See `SplitFinder`. Raises Halt where the slot, the table or its publication is not the one of before."""
         session, source, id = self._session, self._source, self._id
-        slot = require_slot(session, source, id)
-        system = self._system = self._system or system_of(source.dsn)
         if known:
-            require_same(identity_of(session, source, system), known[0].identity, id)
+            try:
+                self._require_same(known[0])
+            except StoreUnavailable as error:
+                raise Unavailable(f"Source {id!r}: {error}") from error  # a new incarnation waits for it
             return []
+        slot = require_slot(session, source, id)
+        system = system_of(source.dsn)
         table = found_table(session, source, id)
         if wrong := [*server_problems(session), *table_problems(session, source, table)]:
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {'; '.join(wrong)}.")
@@ -537,6 +551,11 @@ class SlotFinder:
         cursor = msgspec.json.encode(Cursor(read_lsn(slot.confirmed), system.timeline, 0, pages)).decode()
         identity = identity_of(session, source, system)
         return [SourceOffset(id, source.place, str(identity), 0, 0, cursor=cursor)]
+
+    def _require_same(self, position: SourceOffset) -> None:
+        require_slot(self._session, self._source, self._id)
+        self._system = self._system or system_of(self._source.dsn)
+        require_same(identity_of(self._session, self._source, self._system), position.identity, self._id)
 
     def close(self) -> None:
         self._session.close()
@@ -587,11 +606,11 @@ def table_problems(session: PostgresConnection, source: PostgresChanges[Any], ta
         yield "it is partitioned, and only plain tables are captured: name its partitions"
     if persistence != "p":
         yield "it is unlogged or temporary, so the server's log does not have its changes"
-    if identity != "f" and not set(source.key_columns) <= set(identity_columns or ()):
+    if not _says_key(source, identity, identity_columns):
         has = ", ".join(identity_columns or ()) or "nothing"
         yield (
-            f"its replica identity is {has}, and key= {', '.join(source.key_columns)}: give it that primary key, or "
-            f"ALTER TABLE {shown} REPLICA IDENTITY USING INDEX the unique index on the key, or REPLICA IDENTITY FULL"
+            f"its replica identity is {has}, and key= {', '.join(source.key_columns)}: `exactlyonce changes setup` "
+            f"gives it the unique index on the key"
         )
     if hidden := sorted(columns_of(source.value).keys() & set(generated or ())):
         yield f"its column {hidden[0]!r} is generated, and such columns are not published: leave the field out"
@@ -609,6 +628,11 @@ def table_problems(session: PostgresConnection, source: PostgresChanges[Any], ta
         yield f"publication {name} does not have the table: ALTER PUBLICATION {name} ADD TABLE {shown}"
     elif published[0][1]:
         yield f"publication {name} has a row filter or a column list for the table, which hide changes: remove them"
+
+
+def _says_key(source: PostgresChanges[Any], identity: str, columns: Sequence[str] | None) -> bool:
+    """Whether changes say the key of a row as it was: by a replica identity that has these *columns*, or is full."""
+    return identity == "f" or set(source.key_columns) <= set(columns or ())
 
 
 def identity_of(session: PostgresConnection, source: PostgresChanges[Any], system: System) -> Identity:
@@ -643,41 +667,48 @@ def lost(id: str, what: str) -> Halt:
     )
 
 
-def setup_statements(source: PostgresChanges[Any], table: TableInServer) -> list[tuple[str, sql.Composed]]:
-    """What makes the publication and the slot: a query that finds each, and the statement that makes it."""
-    name = source.slot_name
-    return [
-        ("SELECT 1 FROM pg_publication WHERE pubname = %s",
-         sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(sql.Identifier(name), table.name)),
-        ("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s",
-         sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(name))),
-    ]  # fmt: skip
-
-
-def set_up(source: PostgresChanges[Any]) -> None:
+def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
     """See `PostgresChanges.setup`."""
-    session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S))
-    try:
+    name = source.slot_name
+    with closing(PostgresConnection(source.dsn, Limits(answer=ANSWER_S))) as session:
         if wrong := list(server_problems(session)):
-            raise ConfigError(f"{source.slot_name}: {'; '.join(wrong)}.")
-        for there, statement in setup_statements(source, found_table(session, source, source.table)):
-            if not session.ask(there, source.slot_name):
+            raise ConfigError(f"The changes of {source.table} cannot be captured: {'; '.join(wrong)}.")
+        table = found_table(session, source, source.table)
+        statements = list[sql.Composed]()
+        ((_, identity, _, columns, _),) = session.rows(_TABLE, (table.oid,))
+        if not _says_key(source, identity, columns):
+            ((index,),) = session.rows(_INDEX, (table.oid, list(source.key_columns))) or [(None,)]
+            told = sql.SQL("FULL") if index is None else sql.SQL("USING INDEX {}").format(sql.Identifier(index))
+            statements.append(sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(table.name, told))
+        if not session.rows(_PUBLICATION, (name,)):
+            create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}")
+            statements.append(create.format(sql.Identifier(name), table.name))
+        if not session.rows(_SLOT, (name,)):
+            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')")
+            statements.append(create.format(sql.Literal(name)))
+        if not dry_run:
+            for statement in statements:
                 session.rows(statement)
-    finally:
-        session.close()
+            require_slot(session, source, source.table)
+            if wrong := list(table_problems(session, source, table)):
+                raise ConfigError(f"The changes of {source.table} cannot be captured yet: {'; '.join(wrong)}.")
+        return [statement.as_string(None) for statement in statements]
 
 
-def drop(source: PostgresChanges[Any]) -> None:
+def drop(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
     """See `PostgresChanges.drop`."""
-    session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S))
-    try:
-        session.rows(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
-            (source.slot_name,),
-        )
-        session.rows(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(source.slot_name)))
-    finally:
-        session.close()
+    name = source.slot_name
+    with closing(PostgresConnection(source.dsn, Limits(answer=ANSWER_S))) as session:
+        statements = list[sql.Composed]()
+        if rows := session.rows(_SLOT, (name,)):
+            if (holder := Slot(*rows[0]).holder) is not None:
+                raise ConfigError(f"Slot {name!r} is read by process {holder} of the server: stop the pipeline first.")
+            statements.append(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(name)))
+        if session.rows(_PUBLICATION, (name,)):
+            statements.append(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
+        for statement in () if dry_run else statements:
+            session.rows(statement)
+        return [statement.as_string(None) for statement in statements]
 
 
 _SLOT = """
@@ -694,6 +725,15 @@ SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
     (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
 FROM pg_class c WHERE c.oid = $1::oid
 """
+_INDEX = """
+SELECT c.relname::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = $1::oid AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+    AND i.indnatts = cardinality($2::text[])
+    AND i.indnatts = (SELECT count(*) FROM pg_attribute a
+        WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) AND a.attname::text = ANY($2::text[]))
+LIMIT 1
+"""
+"""A unique index on exactly the columns $2, which may be a replica identity."""
 _OID = """
 SELECT to_regclass(
     CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))::oid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.postgres.dsn import PostgresTable
+from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
 from exactlyonce.connectors.source import RangeContext, SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange
 from exactlyonce.connectors.tables import KeyedRows, columns_of, forms_of
+from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.errors import ConfigError, Halt
+from exactlyonce.pipeline.grants import Grants
+from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.shape import Form, describe, type_name
 
 if TYPE_CHECKING:
@@ -42,6 +46,9 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
     - *snapshot*: "pages" reads the rows that are there, page by page, beside the changes; "never" only changes.
     - *slot*: the name of its slot and of its publication; by default "exactlyonce_" and the table's name.
     - *on_error*, *time*: as those of `KafkaSource`; *time* "timestamp_ms" is that of the commit.
+
+    In `Pipeline.table` its records are `Record`: the row by its key, None once it is deleted, at the commit's time. A
+    function for *time* takes that then.
     """
 
     table: str
@@ -52,10 +59,23 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
     snapshot: Literal["pages", "never"] = "pages"
     slot: str = ""
     grows: bool = field(default=True, init=False, repr=False)
+    is_changelog: bool = field(default=False, init=False, repr=False)
 
     @property
     def type(self) -> Any:
-        return Change[self.value]  # type: ignore[name-defined]  # at run time
+        if self.is_changelog:
+            return Record[hints.union([*hints.members(self.value), type(None)])]  # type: ignore[misc]  # at run time
+        return Change[self.value]  # type: ignore[name-defined]  # likewise
+
+    @property
+    def key_type(self) -> Any:
+        return int if self._is_number else str
+
+    def changelog(self) -> PostgresChanges[T]:
+        """See `Source`; a truncate has no such record."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "is_changelog", True)
+        return changed
 
     @property
     def place(self) -> str:
@@ -89,36 +109,50 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
             operator=context.start.source,
         )
 
-    def setup(self) -> None:
+    def setup(self, *, dry_run: bool = False) -> list[str]:
         """Make the publication and the slot, if they are not there; from then on the server keeps its log for them.
 
-        Raises `StoreError` where the role may not, `StoreUnavailable` where nobody answers.
+        The table gets a replica identity with the key, if it has none. Returns the statements, which *dry_run* does not
+        run. Raises `ConfigError` where the table cannot be captured, `StoreError` where the role may not,
+        `StoreUnavailable` where nobody answers.
         """
         with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import set_up
-        set_up(self)
+        return set_up(self, dry_run=dry_run)
 
-    def drop(self) -> None:
-        """Remove the slot and the publication. Raises as `setup`."""
+    def drop(self, *, dry_run: bool = False) -> list[str]:
+        """Remove the slot, which nobody reads, and the publication. Returns and raises as `setup`."""
         with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import drop
-        drop(self)
+        return drop(self, dry_run=dry_run)
+
+    def grants(self, user: str) -> Grants:
+        """See `Source`; those of `setup` are its own: the table's owner, with CREATE on the database."""
+        return self.granted_by((*self.reading_grants(user), f"ALTER ROLE {quoted(user)} REPLICATION;"))
 
     def decoder(self) -> SplitDecoder:
         with self.needing_driver():
             from exactlyonce.connectors.postgres.change_values import ChangeDecoder
-        decoder, name = ChangeDecoder(self), type_name(self.value)
-        return SplitDecoder(decoder.decode, decoder.as_json, lambda part, error: f"the row is not {name}: {error}")
+        decoder, name = ChangeDecoder(self), type_name(self.type)
+        decode: Callable[[Any], Any] = decoder.decode
+        if self.is_changelog:
+            decode = lambda part: decoder.decode(part).record()  # noqa: E731 - it has one use
+        return SplitDecoder(decode, decoder.as_json, lambda part, error: f"the change is not {name}: {error}")
 
     @property
     def key_reader(self) -> Callable[[Sequence[str]], Any]:
         """Makes `Change.key` of the texts of the key's columns."""
-        columns = columns_of(self.value)
         if len(self.key_columns) > 1:
             return lambda texts: msgspec.json.encode(texts).decode()
-        if forms_of(columns[self.key_columns[0]]) == {Form.INT}:
+        if self._is_number:
             return lambda texts: int(texts[0])
         return itemgetter(0)
+
+    @property
+    def _is_number(self) -> bool:
+        """Whether the key is one column, and its field an int."""
+        fields = [columns_of(self.value).get(column) for column in self.key_columns]
+        return len(fields) == 1 and fields[0] is not None and forms_of(fields[0]) == {Form.INT}
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -54,8 +54,8 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.records import wire_schema
 from exactlyonce.pipeline.sink import EXACTLY_ONCE
-from exactlyonce.sinks.kafka.writer import KafkaProducers, Producers
-from exactlyonce.sinks.writer import GrantedWriter, SinkWriter
+from exactlyonce.sinks.kafka.writer import KafkaProducers, KafkaWriter, Producers
+from exactlyonce.sinks.writer import SinkWriter
 from exactlyonce.state.backend import StateBackend
 
 
@@ -179,7 +179,7 @@ class WorkerParts:
     def granted(self, grant: msg.Granted) -> None:
         """The writer of a sink may write with a transactional id."""
         writer = next(writer for writer in self.writers if writer.sink == grant.sink)
-        cast("GrantedWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
+        cast("KafkaWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
 
 
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:

@@ -7,6 +7,7 @@ Invariants: a session that is not ours is neither changed nor stopped; settings 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -77,12 +78,30 @@ def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | 
             )
         yield theirs
         return
-    spark = _started(sessions.builder, master, conf, name, log or Path(os.devnull))
+    with py4j_unlogged():
+        spark = _started(sessions.builder, master, conf, name, log or Path(os.devnull))
+        try:
+            yield spark
+        finally:
+            with suppress(Exception):  # py4j may raise anything once the JVM is gone: then it has stopped
+                spark.stop()
+
+
+@contextmanager
+def py4j_unlogged() -> Iterator[None]:
+    """Nothing of py4j is logged in the block: it would log a traceback when a signal ends the work."""
+    root, own = logging.getLogger(), logging.getLogger("py4j")
+
+    def is_others(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts  # it logs by the root logger, too
+
+    before, own.propagate = own.propagate, False
+    root.addFilter(is_others)
     try:
-        yield spark
+        yield
     finally:
-        with suppress(Exception):  # py4j may raise anything once the JVM is gone: then it has stopped
-            spark.stop()
+        root.removeFilter(is_others)
+        own.propagate = before
 
 
 def is_chosen() -> bool:

@@ -24,7 +24,7 @@ from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
 from exactlyonce.sinks.files.place import Place
-from exactlyonce.sinks.files.writer import FilesWriter, Rolling, StagedFiles, drop_older
+from exactlyonce.sinks.files.writer import FilesWriter, StagedFiles, drop_older
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -145,11 +145,12 @@ class FileSink(Sink[T]):
         format_ = self._format(context.type)
         interval_ms = None if self.roll_interval is None else duration_ms(self.roll_interval)
         files = StagedFiles(
-            place,
-            WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8)),
-            format_,
-            Rolling(size=byte_count(self.roll_bytes), interval_ms=interval_ms),
-            context.clients.clock,
+            place=place,
+            writer=WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8)),
+            format=format_,
+            roll_bytes=byte_count(self.roll_bytes),
+            roll_interval_ms=interval_ms,
+            clock=context.clients.clock,
         )
         publish = None if self.stages else place.publish_all
         encoder = PartitionedEncoder(self._partition_fields(context.type), format_, os.fspath(self.path))

@@ -41,14 +41,6 @@ def drop_older(place: Place, incarnation: int, attempt: int) -> None:
     place.drop_staged([name for writer, name in writers if writer and writer.is_before(incarnation, attempt)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rolling:
-    """The limits at which a file is closed before its interval ends."""
-
-    size: int
-    interval_ms: int | None
-
-
 @dataclass
 class _Held:
     """Rows of a folder that are not written yet."""
@@ -80,7 +72,10 @@ class StagedFiles:
     place: Place
     writer: WriterId
     format: FileFormat
-    rolling: Rolling
+    roll_bytes: int
+    """The size at which a file is closed before its interval ends."""
+    roll_interval_ms: int | None
+    """Likewise its age."""
     clock: Clock
     _held: dict[str, _Held] = field(default_factory=dict)
     """By folder."""
@@ -97,7 +92,7 @@ class StagedFiles:
     def write(self, parts: Iterable[EncodedPart]) -> None:
         """Take rows, and write them now or later."""
         now_ms = self.clock.monotonic_ms()
-        group = min(GROUP_BYTES, self.rolling.size)
+        group = min(GROUP_BYTES, self.roll_bytes)
         for part in parts:
             if self._is_old(part.folder, now_ms):
                 self._close([part.folder])
@@ -126,7 +121,7 @@ class StagedFiles:
             self._flush(max(self._held, key=lambda folder: self._held[folder].memory))
 
     def _is_old(self, folder: str, now_ms: int) -> bool:
-        interval_ms = self.rolling.interval_ms
+        interval_ms = self.roll_interval_ms
         first = self._open.get(folder) or self._held.get(folder)
         return interval_ms is not None and first is not None and now_ms - first.since_ms >= interval_ms
 
@@ -144,7 +139,7 @@ class StagedFiles:
         self._open[folder] = file
         file.rows_file.write(held.contents)
         file.rows += held.rows
-        if file.file.size >= self.rolling.size:
+        if file.file.size >= self.roll_bytes:
             self._close([folder])
 
     def _new(self, folder: str, since_ms: int) -> _OpenFile:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import shape
@@ -153,9 +153,8 @@ def writer_id(context: WriterContext) -> WriterId:
     return WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8))
 
 
-class _Change(NamedTuple):
-    ledger: SinkLedger
-    committables: Sequence[StoreCommittable] = ()
+_Change = tuple[SinkLedger, Sequence[StoreCommittable]]
+"""A ledger, and the committables that it has more than the one before."""
 
 
 @dataclass
@@ -173,7 +172,7 @@ class LakeCommitter:
     def fence(self, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Committer`. It is a commit of the table, which every commit of an older incarnation conflicts with."""
         pipeline, sink = self.context.pipeline, self.context.sink
-        ledger, _ = self._changed(lambda ledger: _Change(ledger.fenced(pipeline, sink, incarnation, origin)))
+        ledger, _ = self._changed(lambda ledger: (ledger.fenced(pipeline, sink, incarnation, origin), ()))
         return ledger.checkpoints
 
     def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
@@ -187,7 +186,7 @@ class LakeCommitter:
                 if (after := ledger.applied(entry)) is not None:
                     ledger = after
                     due.append(committable)
-            return _Change(ledger, due)
+            return ledger, due
 
         _, table = self._changed(change)
         try:

@@ -10,7 +10,7 @@ from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, kind_name
-from exactlyonce.sinks.sql.table import TableColumn
+from exactlyonce.sinks.sql.table import Table, TableColumn
 
 ENGINE = "InnoDB"
 """The one engine with the transactions that the ledger needs."""
@@ -88,13 +88,12 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
         return family, size
 
 
-class MySQLTable(msgspec.Struct, frozen=True, kw_only=True):
+class MySQLTable(Table[MySQLColumn], frozen=True, kw_only=True):
     """A table, or a view."""
 
     name: str
     kind: str
     engine: str | None
-    columns: dict[str, MySQLColumn]
     unique: dict[str, tuple[str | None, ...]]
     """The columns of each unique index; None for a part of a column, or an expression."""
     numbered: str | None

@@ -17,7 +17,7 @@ from exactlyonce.sinks.postgres import copy_text
 from exactlyonce.sinks.postgres.copy_text import Texts
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, fields_of, kind_name
-from exactlyonce.sinks.sql.table import TableColumn
+from exactlyonce.sinks.sql.table import Table, TableColumn
 
 _VERSION_MIN = 120_000
 RIGHTS = {"append": ("INSERT",), "upsert": ("SELECT", "INSERT", "UPDATE"), "delete": ("SELECT", "DELETE")}
@@ -74,13 +74,12 @@ class PostgresColumn(TableColumn, frozen=True, kw_only=True):
     """The values of an enum."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class Target(Table[PostgresColumn], frozen=True, kw_only=True):
     """The table that is written to."""
 
     schema: str
     table: str
     oid: int
-    columns: dict[str, PostgresColumn]
     shape: Shape
     """The shape when its columns were read."""
 

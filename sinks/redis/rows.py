@@ -34,13 +34,13 @@ _decode_json = msgspec.json.Decoder(str).decode
 
 
 class RedisEncoder:
-    """Encodes outputs of one sink. *records*: they are `Record`s. *value*: None if the record's fields are written."""
+    """Encodes outputs of one sink. *keyed*: they have a `value`. *value*: None if the record's fields are written."""
 
     def __init__(
-        self, *, kind: str, key: Callable[[Any], object], records: bool, value: Codec[Any] | None, hash_tag: str | None
+        self, *, kind: str, key: Callable[[Any], object], keyed: bool, value: Codec[Any] | None, hash_tag: str | None
     ) -> None:
         self._key = key
-        self._records = records
+        self._keyed = keyed
         self._tag = None if hash_tag is None else hash_tag.encode()
         self._arguments: Callable[[Any], list[bytes]] = {
             "string": self._string, "hash": _hash_changes, "stream": self._entry
@@ -48,7 +48,7 @@ class RedisEncoder:
         self._value = value
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
-        values = [record.value for record in records] if self._records else records
+        values = [record.value for record in records] if self._keyed else records
         arguments, keys = self._arguments, mapped("key", self._key, records)
         return [row(self._checked(key), arguments(value)) for key, value in zip(keys, values, strict=True)]
 

@@ -21,7 +21,7 @@ from exactlyonce.sinks.sql.table import Table, TableSink, column_problems, row_f
 from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 SinkT = TypeVar("SinkT", bound=TableSink[Any])
-TableT = TypeVar("TableT", bound=Table)
+TableT = TypeVar("TableT", bound=Table[Any])
 
 
 class SqlStore(Store, Generic[SinkT, TableT]):

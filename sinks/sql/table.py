@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.writer import holds_changes
 
 MODES = ("append", "upsert", "delete")
 WRITE_AHEAD = "write_ahead"
@@ -34,11 +35,13 @@ class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Whether no row may give it a value."""
 
 
-class Table(Protocol):
-    """A table as a dialect reads it."""
+ColumnT = TypeVar("ColumnT", bound=TableColumn)
 
-    @property
-    def columns(self) -> Mapping[str, TableColumn]: ...
+
+class Table(msgspec.Struct, Generic[ColumnT], frozen=True, kw_only=True):
+    """The part of a table that all dialects read."""
+
+    columns: dict[str, ColumnT]
 
 
 def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...]:
@@ -68,6 +71,13 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
 
 def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
     """The reasons why a record's type cannot be rows of a table with this key."""
+    if key and holds_changes(type_):
+        yield (
+            "a Change is a row or a delete, in one order, and this sink does one of both. Make rows of them, with a "
+            "field that says so: .map(lambda change: Row(change.key, ..., deleted=change.op == 'delete')), for "
+            "mode='upsert'; KafkaSink and RedisSink delete"
+        )
+        return
     try:
         fields = {field.name: field for field in fields_of(type_)}
     except shape.UnsupportedType as error:

@@ -171,6 +171,21 @@ def test_an_idle_table_keeps_no_log(shop: Shop) -> None:
                            "FROM pg_replication_slots") == [(True,)])  # fmt: skip
 
 
+def test_a_page_that_was_not_whole_is_followed_by_the_next(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it waits for the visibility of dropped changes, and nothing else comes."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 8)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 20) i")
+    until(lambda: shop.poll(3))
+    shop.end()
+    shop.sql("UPDATE accounts SET amount = -amount")
+    shop.read_all()
+    assert rows_of(shop.changes) == in_table(shop)
+    assert [(change.op, change.key) for change in shop.changes if change.op == "update"] == [
+        ("update", key) for key in (1, 2, 3)
+    ]
+
+
 def test_truncate_begins_the_pages_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
     shop.begin()
@@ -331,7 +346,6 @@ def test_a_new_column_goes_on(shop: Shop) -> None:
     [
         ("id int, owner text, amount int", "takes NULL"),
         ("id int NOT NULL, owner text, amount int", "unique index"),
-        ("id int NOT NULL UNIQUE, owner text, amount int", "REPLICA IDENTITY USING INDEX"),
         ("id int PRIMARY KEY, owner text, amount int GENERATED ALWAYS AS (1) STORED", "'amount' is generated"),
         ("id int PRIMARY KEY, owner text", "no column 'amount'"),
     ],
@@ -343,6 +357,18 @@ def test_a_table_that_cannot_be_captured(shop: Shop, columns: str, remedy: str) 
 
     with pytest.raises(ConfigError, match=remedy):
         capture()
+
+
+def test_a_table_without_primary_key_gets_a_replica_identity(shop: Shop) -> None:
+    shop.begin("id int NOT NULL UNIQUE, owner text, amount int")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.sql("DELETE FROM accounts")
+    assert rows_of(shop.read_all()) == {}
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY NOTHING")
+    shop.end()
+    shop.positions = ()
+    with pytest.raises(ConfigError, match="its replica identity is nothing, and key= id: `exactlyonce changes setup`"):
+        shop.find()
 
 
 def test_without_setup(shop: Shop) -> None:
