@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,7 @@ def reset(args: argparse.Namespace) -> int:
     _show(resources, config.bootstrap_servers)
     _require_dead(resources, args)
     if not args.yes:
-        if not _agreed(resources.pipeline):
+        if not text.agreed(f"Reset {resources.pipeline}?"):
             print("Nothing was changed.")
             return _DECLINED
         shown, resources = resources, find(config, resources.pipeline)  # the answer may have taken any time
@@ -124,13 +123,3 @@ def staying(resources: PipelineResources) -> Iterator[tuple[str, str]]:
         yield "output", f"{topics}; a new run writes it again, beside the existing output"
     if sinks:
         yield "stores", f"rows and ledger of {', '.join(sinks)}; a new run halts until both are emptied"
-
-
-def _agreed(pipeline: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError("Nothing was changed: there is no terminal to ask on. Add --yes to agree beforehand.")
-    try:
-        return input(f"Reset {pipeline}? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        print()
-        return False

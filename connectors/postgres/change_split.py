@@ -13,6 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -587,11 +588,11 @@ def table_problems(session: PostgresConnection, source: PostgresChanges[Any], ta
         yield "it is partitioned, and only plain tables are captured: name its partitions"
     if persistence != "p":
         yield "it is unlogged or temporary, so the server's log does not have its changes"
-    if identity != "f" and not set(source.key_columns) <= set(identity_columns or ()):
+    if not _says_key(source, identity, identity_columns):
         has = ", ".join(identity_columns or ()) or "nothing"
         yield (
-            f"its replica identity is {has}, and key= {', '.join(source.key_columns)}: give it that primary key, or "
-            f"ALTER TABLE {shown} REPLICA IDENTITY USING INDEX the unique index on the key, or REPLICA IDENTITY FULL"
+            f"its replica identity is {has}, and key= {', '.join(source.key_columns)}: `exactlyonce changes setup` "
+            f"gives it the unique index on the key"
         )
     if hidden := sorted(columns_of(source.value).keys() & set(generated or ())):
         yield f"its column {hidden[0]!r} is generated, and such columns are not published: leave the field out"
@@ -609,6 +610,11 @@ def table_problems(session: PostgresConnection, source: PostgresChanges[Any], ta
         yield f"publication {name} does not have the table: ALTER PUBLICATION {name} ADD TABLE {shown}"
     elif published[0][1]:
         yield f"publication {name} has a row filter or a column list for the table, which hide changes: remove them"
+
+
+def _says_key(source: PostgresChanges[Any], identity: str, columns: Sequence[str] | None) -> bool:
+    """Whether changes say the key of a row as it was: by a replica identity that has these *columns*, or is full."""
+    return identity == "f" or set(source.key_columns) <= set(columns or ())
 
 
 def identity_of(session: PostgresConnection, source: PostgresChanges[Any], system: System) -> Identity:
@@ -643,41 +649,48 @@ def lost(id: str, what: str) -> Halt:
     )
 
 
-def setup_statements(source: PostgresChanges[Any], table: TableInServer) -> list[tuple[str, sql.Composed]]:
-    """What makes the publication and the slot: a query that finds each, and the statement that makes it."""
-    name = source.slot_name
-    return [
-        ("SELECT 1 FROM pg_publication WHERE pubname = %s",
-         sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(sql.Identifier(name), table.name)),
-        ("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s",
-         sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(name))),
-    ]  # fmt: skip
-
-
-def set_up(source: PostgresChanges[Any]) -> None:
+def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
     """See `PostgresChanges.setup`."""
-    session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S))
-    try:
+    name = source.slot_name
+    with closing(PostgresConnection(source.dsn, Limits(answer=ANSWER_S))) as session:
         if wrong := list(server_problems(session)):
-            raise ConfigError(f"{source.slot_name}: {'; '.join(wrong)}.")
-        for there, statement in setup_statements(source, found_table(session, source, source.table)):
-            if not session.ask(there, source.slot_name):
+            raise ConfigError(f"The changes of {source.table} cannot be captured: {'; '.join(wrong)}.")
+        table = found_table(session, source, source.table)
+        statements = list[sql.Composed]()
+        ((_, identity, _, columns, _),) = session.rows(_TABLE, (table.oid,))
+        if not _says_key(source, identity, columns):
+            ((index,),) = session.rows(_INDEX, (table.oid, list(source.key_columns))) or [(None,)]
+            told = sql.SQL("FULL") if index is None else sql.SQL("USING INDEX {}").format(sql.Identifier(index))
+            statements.append(sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(table.name, told))
+        if not session.rows(_PUBLICATION, (name,)):
+            create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}")
+            statements.append(create.format(sql.Identifier(name), table.name))
+        if not session.rows(_SLOT, (name,)):
+            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')")
+            statements.append(create.format(sql.Literal(name)))
+        if not dry_run:
+            for statement in statements:
                 session.rows(statement)
-    finally:
-        session.close()
+            require_slot(session, source, source.table)
+            if wrong := list(table_problems(session, source, table)):
+                raise ConfigError(f"The changes of {source.table} cannot be captured yet: {'; '.join(wrong)}.")
+        return [statement.as_string(None) for statement in statements]
 
 
-def drop(source: PostgresChanges[Any]) -> None:
+def drop(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
     """See `PostgresChanges.drop`."""
-    session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S))
-    try:
-        session.rows(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
-            (source.slot_name,),
-        )
-        session.rows(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(source.slot_name)))
-    finally:
-        session.close()
+    name = source.slot_name
+    with closing(PostgresConnection(source.dsn, Limits(answer=ANSWER_S))) as session:
+        statements = list[sql.Composed]()
+        if rows := session.rows(_SLOT, (name,)):
+            if (holder := Slot(*rows[0]).holder) is not None:
+                raise ConfigError(f"Slot {name!r} is read by process {holder} of the server: stop the pipeline first.")
+            statements.append(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(name)))
+        if session.rows(_PUBLICATION, (name,)):
+            statements.append(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
+        for statement in () if dry_run else statements:
+            session.rows(statement)
+        return [statement.as_string(None) for statement in statements]
 
 
 _SLOT = """
@@ -694,6 +707,15 @@ SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
     (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
 FROM pg_class c WHERE c.oid = $1::oid
 """
+_INDEX = """
+SELECT c.relname::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = $1::oid AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+    AND i.indnatts = cardinality($2::text[])
+    AND i.indnatts = (SELECT count(*) FROM pg_attribute a
+        WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) AND a.attname::text = ANY($2::text[]))
+LIMIT 1
+"""
+"""A unique index on exactly the columns $2, which may be a replica identity."""
 _OID = """
 SELECT to_regclass(
     CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))::oid

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.postgres.dsn import PostgresTable
+from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
 from exactlyonce.connectors.source import RangeContext, SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange
 from exactlyonce.connectors.tables import KeyedRows, columns_of, forms_of
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.errors import ConfigError, Halt
+from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.shape import Form, describe, type_name
 
@@ -108,20 +109,26 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
             operator=context.start.source,
         )
 
-    def setup(self) -> None:
+    def setup(self, *, dry_run: bool = False) -> list[str]:
         """Make the publication and the slot, if they are not there; from then on the server keeps its log for them.
 
-        Raises `StoreError` where the role may not, `StoreUnavailable` where nobody answers.
+        The table gets a replica identity with the key, if it has none. Returns the statements, which *dry_run* does not
+        run. Raises `ConfigError` where the table cannot be captured, `StoreError` where the role may not,
+        `StoreUnavailable` where nobody answers.
         """
         with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import set_up
-        set_up(self)
+        return set_up(self, dry_run=dry_run)
 
-    def drop(self) -> None:
-        """Remove the slot and the publication. Raises as `setup`."""
+    def drop(self, *, dry_run: bool = False) -> list[str]:
+        """Remove the slot, which nobody reads, and the publication. Returns and raises as `setup`."""
         with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import drop
-        drop(self)
+        return drop(self, dry_run=dry_run)
+
+    def grants(self, user: str) -> Grants:
+        """See `Source`; those of `setup` are its own: the table's owner, with CREATE on the database."""
+        return self.granted_by((*self.reading_grants(user), f"ALTER ROLE {quoted(user)} REPLICATION;"))
 
     def decoder(self) -> SplitDecoder:
         with self.needing_driver():

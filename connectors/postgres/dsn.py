@@ -13,6 +13,15 @@ _PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
 """Also one with a / that is not escaped."""
 
 
+def quoted(name: str) -> str:
+    """An identifier of SQL.
+
+    >>> quoted('a"b')
+    '"a""b"'
+    """
+    return f'"{name.replace(chr(34), 2 * chr(34))}"'
+
+
 class PostgresTable(DatabaseTable):
     """See `DatabaseTable`."""
 
@@ -29,6 +38,16 @@ class PostgresTable(DatabaseTable):
         (True, False)
         """
         return _PASSWORD.search(dsn) is not None
+
+    def reading_grants(self, user: str) -> tuple[str, ...]:
+        """The statements that let *user* read the table."""
+        schema, _, table = self.table.rpartition(".")
+        role, schema, table = quoted(user), quoted(schema or "public"), quoted(table)
+        return (
+            f'GRANT CONNECT ON DATABASE :"DBNAME" TO {role};',
+            f"GRANT USAGE ON SCHEMA {schema} TO {role};",
+            f"GRANT SELECT ON {schema}.{table} TO {role};",
+        )
 
     @staticmethod
     def query(dsn: str, statement: str) -> Iterator[Any]:

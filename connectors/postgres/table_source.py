@@ -65,13 +65,7 @@ class PostgresTableSource(PostgresTable, TableSource[T]):
 
     def grants(self, user: str) -> Grants:
         """See `Source`."""
-        before, _, table = self.table.rpartition(".")
-        role, schema, name = (f'"{part.replace(chr(34), 2 * chr(34))}"' for part in (user, before or "public", table))
-        statements = (
-            f'GRANT CONNECT ON DATABASE :"DBNAME" TO {role};', f"GRANT USAGE ON SCHEMA {schema} TO {role};",
-            f"GRANT SELECT ON {schema}.{name} TO {role};",
-        )  # fmt: skip
-        return self.granted_by(statements)
+        return self.granted_by(self.reading_grants(user))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -331,7 +331,6 @@ def test_a_new_column_goes_on(shop: Shop) -> None:
     [
         ("id int, owner text, amount int", "takes NULL"),
         ("id int NOT NULL, owner text, amount int", "unique index"),
-        ("id int NOT NULL UNIQUE, owner text, amount int", "REPLICA IDENTITY USING INDEX"),
         ("id int PRIMARY KEY, owner text, amount int GENERATED ALWAYS AS (1) STORED", "'amount' is generated"),
         ("id int PRIMARY KEY, owner text", "no column 'amount'"),
     ],
@@ -343,6 +342,18 @@ def test_a_table_that_cannot_be_captured(shop: Shop, columns: str, remedy: str) 
 
     with pytest.raises(ConfigError, match=remedy):
         capture()
+
+
+def test_a_table_without_primary_key_gets_a_replica_identity(shop: Shop) -> None:
+    shop.begin("id int NOT NULL UNIQUE, owner text, amount int")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.sql("DELETE FROM accounts")
+    assert rows_of(shop.read_all()) == {}
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY NOTHING")
+    shop.end()
+    shop.positions = ()
+    with pytest.raises(ConfigError, match="its replica identity is nothing, and key= id: `exactlyonce changes setup`"):
+        shop.find()
 
 
 def test_without_setup(shop: Shop) -> None:
