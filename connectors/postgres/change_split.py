@@ -47,7 +47,7 @@ from exactlyonce.connectors.postgres.connection import Limits, PostgresConnectio
 from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table, looked_up
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key, columns_of
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable, Unavailable
 from exactlyonce.pipeline.secrets import shown_reference
 
 PAGE_ROWS = 10_000
@@ -55,6 +55,8 @@ ASK_S = 0.2
 """The interval of questions to a server that has nothing to give."""
 DROPPED_MAX = 1_000
 """The transactions with dropped changes of which the server is asked which are visible by now."""
+DROPS_S = 0.05
+"""The time in which changes are dropped without giving any."""
 TAKE_OVER_MS = 10_000
 _PAGE_SETTINGS = {
     **TEXTS,
@@ -140,9 +142,12 @@ class OpenSlot(OpenSplit):
         """Whether the stream is within a transaction."""
         self._end: int | None = None
         """A position of the server's log, asked since the stream last gave anything."""
-        self._ask_s = 0.0
+        self._ask_s = self._page_s = 0.0
+        """The times of the next question, and of the next try to read a page that was not whole."""
         self._dropped: Begin | None = None
         """The last transaction with a dropped change."""
+        self._began_again: tuple[int, int] | None = None
+        """The place where the stream was last begun again after a fault."""
         self._is_last = False
         """Whether there is no page after the newest."""
         try:
@@ -198,36 +203,45 @@ class OpenSlot(OpenSplit):
     def read(self, records_max: int) -> list[Part]:
         if self._page:
             return self._page_rows(records_max)
+        began = self._cursor.lsn, self._cursor.index
         try:
             return self._read(records_max)
         except StoreUnavailable:
-            if self._stream is None:
+            if self._began_again == began:
                 raise
+            self._began_again = began
             self._drop_stream()
             self._start(take_over=False)
             return []
 
     def _read(self, records_max: int) -> list[Part]:
         pages = self._cursor.pages
-        if pages is not None and not self._inside and not self._rest and self._passed(pages):
+        if pages is not None and self._is_due():
             if pages.last:
                 self._cursor.pages = None
             elif not self._read_page(pages):
                 return []
             else:
                 return self._page_rows(records_max)
-        changes = self._rest[:records_max]
-        self._rest = self._rest[records_max:]
-        return self._returned(changes) + self._streamed(records_max - len(changes))
+        if self._rest:
+            changes, self._rest = self._rest[:records_max], self._rest[records_max:]
+            self._cursor.index += len(changes)
+            return changes
+        end_s = time.monotonic() + DROPS_S
+        given, came = self._streamed(records_max)
+        while came and not given and time.monotonic() < end_s and not self._is_due():
+            given, came = self._streamed(records_max)
+        return given
 
-    def _passed(self, pages: Pages) -> bool:
-        return not pages.snapshot or self._cursor.lsn >= pages.until
+    def _is_due(self) -> bool:
+        """Whether the stream is where the next page is read, or the last one is over."""
+        pages = self._cursor.pages
+        at_end = not self._inside and not self._rest
+        return pages is not None and at_end and (not pages.snapshot or self._cursor.lsn >= pages.until)
 
-    def _streamed(self, records_max: int) -> list[Part]:
-        """The next changes of the stream."""
+    def _streamed(self, records_max: int) -> tuple[list[Part], bool]:
+        """The next changes of the stream, without those that pages have, and whether anything came."""
         assert self._stream is not None
-        if not records_max:
-            return []
         items: list[Part | End] = []
         count = 0
         for message in self._stream.messages():
@@ -262,11 +276,7 @@ class OpenSlot(OpenSplit):
                 self._cursor.index += 1
                 if is_kept:
                     given.append(item)
-        return given
-
-    def _returned(self, parts: list[Part]) -> list[Part]:
-        self._cursor.index += len(parts)
-        return parts
+        return given, bool(items)
 
     def _parts(self, change: RowChange) -> list[Part]:
         """The change; two if it changes the key."""
@@ -379,9 +389,9 @@ class OpenSlot(OpenSplit):
     def _read_page(self, pages: Pages) -> bool:
         """Read the next page; False where a transaction with a dropped change is not visible yet."""
         session, now_s = self._session, time.monotonic()
-        if pages.dropped and now_s < self._ask_s:
+        if pages.dropped and now_s < self._page_s:
             return False
-        self._ask_s = now_s + ASK_S
+        self._page_s = now_s + ASK_S
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=self._table.name)
         try:
@@ -526,11 +536,14 @@ class SlotFinder:
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         """See `SplitFinder`. Raises Halt where the slot, the table or its publication is not the one of before."""
         session, source, id = self._session, self._source, self._id
-        slot = require_slot(session, source, id)
-        system = self._system = self._system or system_of(source.dsn)
         if known:
-            require_same(identity_of(session, source, system), known[0].identity, id)
+            try:
+                self._require_same(known[0])
+            except StoreUnavailable as error:
+                raise Unavailable(f"Source {id!r}: {error}") from error  # a new incarnation waits for it
             return []
+        slot = require_slot(session, source, id)
+        system = system_of(source.dsn)
         table = found_table(session, source, id)
         if wrong := [*server_problems(session), *table_problems(session, source, table)]:
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {'; '.join(wrong)}.")
@@ -538,6 +551,11 @@ class SlotFinder:
         cursor = msgspec.json.encode(Cursor(read_lsn(slot.confirmed), system.timeline, 0, pages)).decode()
         identity = identity_of(session, source, system)
         return [SourceOffset(id, source.place, str(identity), 0, 0, cursor=cursor)]
+
+    def _require_same(self, position: SourceOffset) -> None:
+        require_slot(self._session, self._source, self._id)
+        self._system = self._system or system_of(self._source.dsn)
+        require_same(identity_of(self._session, self._source, self._system), position.identity, self._id)
 
     def close(self) -> None:
         self._session.close()

@@ -171,6 +171,21 @@ def test_an_idle_table_keeps_no_log(shop: Shop) -> None:
                            "FROM pg_replication_slots") == [(True,)])  # fmt: skip
 
 
+def test_a_page_that_was_not_whole_is_followed_by_the_next(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it waits for the visibility of dropped changes, and nothing else comes."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 8)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 20) i")
+    until(lambda: shop.poll(3))
+    shop.end()
+    shop.sql("UPDATE accounts SET amount = -amount")
+    shop.read_all()
+    assert rows_of(shop.changes) == in_table(shop)
+    assert [(change.op, change.key) for change in shop.changes if change.op == "update"] == [
+        ("update", key) for key in (1, 2, 3)
+    ]
+
+
 def test_truncate_begins_the_pages_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
     shop.begin()
