@@ -36,7 +36,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, foun
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references, references_or_why
-from exactlyonce.engines.local.monitoring.page import AbortedCheckpoint
+from exactlyonce.engines.local.monitoring.page import ShownAborted
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import require_savepoint
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, TopicError
@@ -130,7 +130,7 @@ class Phases(msgspec.Struct, kw_only=True):
     """The slowest subtask, in words."""
     subtasks: list[dict[str, Any]]
     """See `SubtaskStats.figures`; the slowest comes first."""
-    aborted: list[AbortedCheckpoint]
+    aborted: list[ShownAborted]
     """The aborted checkpoints before it."""
 
 
@@ -177,7 +177,7 @@ class CheckpointView:
             slowest=slowest(stats.subtasks),
             subtasks=[subtask.figures for subtask in slowest_first(stats.subtasks)],
             aborted=[
-                AbortedCheckpoint(each.checkpoint, triggered_at_ms - each.before_ms, each.lasted_ms, each.reason)
+                ShownAborted(each.checkpoint, triggered_at_ms - each.before_ms, each.lasted_ms, each.reason)
                 for each in stats.aborted
             ],
         )

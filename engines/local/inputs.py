@@ -16,19 +16,19 @@ records as have left it lately. A subtask takes no more than its outputs have ro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
-from exactlyonce.engines.local.channels import Capture, Channel, LoopChannel
+from exactlyonce.engines.local.channels import Channel, LoopChannel
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
+from exactlyonce.engines.runtime.cut import InFlightCapture
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, OrderRuns
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
@@ -340,24 +340,6 @@ class SourceInput:
 
 
 @dataclass
-class ChannelCapture:
-    """The in-flight records of one channel at a snapshot."""
-
-    name: str
-    begun: list[bytes]
-    """The rest of the frame in hand."""
-    behind: Capture
-
-    @property
-    def whole(self) -> bool:
-        """Whether the barrier has come."""
-        return self.behind.whole
-
-    def frames(self) -> Iterator[InFlightFrame]:
-        return (InFlightFrame(self.name, frame) for frame in chain(self.begun, self.behind.frames))
-
-
-@dataclass
 class FramedInput:
     """An input whose batches come in frames."""
 
@@ -419,12 +401,12 @@ class ChannelInput(FramedInput):
     def note(self, order: OrderRuns) -> None:
         order.note(self.name, NOT_A_SOURCE, self.slices.count)
 
-    def capture(self, checkpoint: int) -> ChannelCapture:
+    def capture(self, checkpoint: int) -> InFlightCapture:
         """The records handed out from now on that were sent before barrier *checkpoint*."""
         rest = self.slices.rest
-        return ChannelCapture(
-            self.name, [] if rest is None else [self.codec.encode(rest)], self.channel.capture(checkpoint)
-        )
+        capture = InFlightCapture(self.name, checkpoint, [] if rest is None else [self.codec.encode(rest)])
+        self.channel.capture(capture)
+        return capture
 
     def processed(self) -> None:
         now_s, slices = self.slices.processed(), self.slices

@@ -30,7 +30,6 @@ from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.engines.local.channels import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, Channel, LoopChannel
 from exactlyonce.engines.local.inputs import (
     BATCH_RECORDS_MAX,
-    ChannelCapture,
     ChannelInput,
     FeedbackInput,
     Outlet,
@@ -43,7 +42,7 @@ from exactlyonce.engines.local.inputs import (
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.cut import Cut, Stopwatch, WorkerBlocks
+from exactlyonce.engines.runtime.cut import Cut, InFlightCapture, Stopwatch, WorkerBlocks
 from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
@@ -326,7 +325,7 @@ class Subtask:
             hit("worker-aligned")
             self._snapshot(frame, self._captures(self.alignment.owing(frame.checkpoint), frame.checkpoint))
 
-    def _captures(self, owing: Collection[Hashable], checkpoint: int) -> list[ChannelCapture]:
+    def _captures(self, owing: Collection[Hashable], checkpoint: int) -> list[InFlightCapture]:
         """The records before barrier *checkpoint* of the inputs that owe it."""
         channels = [source for source in self.inputs if isinstance(source, ChannelInput)]
         return [channel.capture(checkpoint) for channel in channels if channel.name in owing]
@@ -365,7 +364,7 @@ class Subtask:
             hit("unaligned-overtaken")
             self._snapshot(frame, self._captures(owing, checkpoint))
 
-    def _snapshot(self, frame: Barrier, captures: Sequence[ChannelCapture]) -> None:
+    def _snapshot(self, frame: Barrier, captures: Sequence[InFlightCapture]) -> None:
         """Take the synchronous part, and begin to write the rest."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()

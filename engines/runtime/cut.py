@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.block_storage import AttemptBlocks, DamagedBlock, Ticket
 from exactlyonce.checkpoint.events import Ack, LeftOut, OperatorAck, Phases
@@ -22,6 +22,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manife
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch import records_in
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, record_schemas
+from exactlyonce.engines.runtime.watermarks import Barrier, Signal
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, FlushedInterval, SinkWriter
 from exactlyonce.state.backend import TableSnapshot
@@ -168,15 +169,28 @@ def whole_or_halt(manifest: Manifest) -> Iterator[None]:
         raise beyond_repair(manifest, str(error)) from error
 
 
-class InFlightCapture(Protocol):
-    """The in-flight records of one channel at a cut."""
+@dataclass
+class InFlightCapture:
+    """The in-flight records of channel *name* at barrier *checkpoint*: taken after the snapshot, sent before it."""
 
-    @property
-    def whole(self) -> bool:
-        """Whether the barrier has come."""
+    name: str
+    checkpoint: int
+    begun: list[bytes]
+    """The rest of the frame in hand."""
+    sent: list[bytes] = field(default_factory=list)
+    """The frames that were not received then."""
+    whole: bool = False
+    """Whether the barrier has come."""
 
-    def frames(self) -> Iterable[InFlightFrame]:
+    def arrived(self, frame: bytes | Signal) -> None:
+        if isinstance(frame, bytes):
+            self.sent.append(frame)
+        elif isinstance(frame, Barrier) and frame.checkpoint == self.checkpoint:
+            self.whole = True
+
+    def frames(self) -> Iterator[InFlightFrame]:
         """The frames in order."""
+        return (InFlightFrame(self.name, frame) for frame in chain(self.begun, self.sent))
 
 
 def flush(sink: SinkWriter, checkpoint: int) -> Steps[FlushedInterval]:

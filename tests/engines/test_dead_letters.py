@@ -387,7 +387,7 @@ def assert_lettered(job: Job, but: Collection[int] = ()) -> list[tuple[Committed
 def test_every_record_is_written_once_or_is_a_letter_once_through_a_kill(
     job_of: Callable[..., Job], failpoint: Callable[..., dict[str, str]]
 ) -> None:
-    job = job_of("lettered", "--parallelism", "2", partitions=1)
+    job = job_of("lettered", "--parallelism", "2", "--num-retained", "100", partitions=1)  # the audit judges them all
     job.feed(300)
     job.kafka.produce(job.topic, [BAD] * 9)
     killed = job.start(env=failpoint("coordinator-decided"))

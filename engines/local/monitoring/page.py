@@ -132,7 +132,7 @@ class ShownCheckpoint(msgspec.Struct, kw_only=True):
     """Why it was aborted."""
 
 
-class AbortedCheckpoint(msgspec.Struct):
+class ShownAborted(msgspec.Struct):
     """A checkpoint that was aborted, as the next completed one tells."""
 
     checkpoint: int
@@ -148,7 +148,7 @@ class CheckpointDetails(ShownCheckpoint, kw_only=True):
     committed_at_ms: int | UnsetType | None = UNSET
     subtasks: list[dict[str, Any]] = []
     """See `SubtaskStats.figures`; the slowest comes first."""
-    aborted: list[AbortedCheckpoint] | UnsetType = UNSET
+    aborted: list[ShownAborted] | UnsetType = UNSET
     """Those before it."""
     missing: list[str] = []
     """Subtasks that have not acknowledged it."""
