@@ -22,7 +22,7 @@ from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source, field_problems, time_of
 from exactlyonce.pipeline.timed import Expiry, entry_type
-from exactlyonce.pipeline.validation import Problem, check
+from exactlyonce.pipeline.validation import check
 from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
 
 
@@ -36,19 +36,19 @@ class Builder:
         self._nodes: dict[str, Node] = {}
         self._anchors: dict[str, str] = {}
         """The nearest node above each node whose id the user gave."""
-        self._problems: list[Problem] = []
+        self._problems: list[str] = []
 
     def build(self) -> LogicalGraph:
         graph = LogicalGraph(self.pipeline_id, self.max_parallelism, tuple(self._nodes.values()))
         problems = [*self._problems, *check(graph, self.location)]
         if problems:
-            lines = "\n".join(f"  {problem.location}: {problem.text}" for problem in problems)
+            lines = "\n".join(f"  {problem}" for problem in problems)
             raise GraphError(f"pipeline {self.pipeline_id!r} cannot be built:\n{lines}")
         return graph
 
     def problem(self, text: str) -> None:
         """Note a mistake at the user's line."""
-        self._problems.append(Problem(location(caller()), text))
+        self._problems.append(f"{location(caller())}: {text}")
 
     def read(
         self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value", *, awaited: bool = False

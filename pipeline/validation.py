@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from exactlyonce.pipeline import hints, shape
@@ -34,19 +33,11 @@ _LETTING_NONE_OUT = (
 _PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A mistake with its remedy."""
-
-    location: str
-    text: str
-
-
-def check(graph: LogicalGraph, written_at: str) -> Iterator[Problem]:
-    """All mistakes in a graph."""
-    yield from (Problem(written_at, text) for text in _whole(graph))
+def check(graph: LogicalGraph, written_at: str) -> Iterator[str]:
+    """All mistakes in a graph, each with its line and its remedy; *written_at* is that of the pipeline."""
+    yield from (f"{written_at}: {text}" for text in _whole(graph))
     for node in graph.nodes:
-        yield from (Problem(node.location, text) for text in _node(graph, node))
+        yield from (f"{node.location}: {text}" for text in _node(graph, node))
 
 
 def _whole(graph: LogicalGraph) -> Iterator[str]:

@@ -40,6 +40,7 @@ from exactlyonce.connectors.postgres.change_values import (
     Part,
     columns_in,
     key_texts,
+    places_of,
     relation_problems,
 )
 from exactlyonce.connectors.postgres.changes import PostgresChanges
@@ -144,6 +145,8 @@ class OpenSlot(OpenSplit):
         """A position of the server's log, asked since the stream last gave anything."""
         self._ask_s = self._page_s = 0.0
         """The times of the next question, and of the next try to read a page that was not whole."""
+        self._places: tuple[int, ...] = ()
+        """Of the key's columns in a row of the stream."""
         self._dropped: Begin | None = None
         """The last transaction with a dropped change."""
         self._began_again: tuple[int, int] | None = None
@@ -282,12 +285,12 @@ class OpenSlot(OpenSplit):
         """The change; two if it changes the key."""
         if change.op == "truncate":
             return [Part(change, ())]
-        key = self._source.key_columns
-        old = None if change.old is None else key_texts(change.old, change.relation, key)
+        places = self._places
+        old = None if change.old is None else key_texts(change.old, places)
         if change.new is None:
             assert old is not None
             return [Part(change, old)]
-        new = key_texts(change.new, change.relation, key)
+        new = key_texts(change.new, places)
         if old is None or old == new:
             return [Part(change, new)]
         return [
@@ -306,6 +309,7 @@ class OpenSlot(OpenSplit):
                 f"guessed: run the program that fits these changes until all of them are read, then the next one.",
                 operator=self._id,
             )
+        self._places = places_of(self._source.key_columns, relation)
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
@@ -410,10 +414,10 @@ class OpenSlot(OpenSplit):
         pages.dropped, pages.after, pages.snapshot, pages.until = [], after, text, read_lsn(until)
         relation = columns_in(self._table)
         begin = Begin(self._cursor.lsn, time_ms, None)
-        key = self._table.key
+        places = places_of(self._table.key, relation)
         for line in lines:
-            change = RowChange("read", None, _fields(line), relation, begin)
-            self._page.append(Part(change, key_texts(change.new or (), relation, key)))
+            row = _fields(line)
+            self._page.append(Part(RowChange("read", None, row, relation, begin), key_texts(row, places)))
         self._is_last = len(lines) < PAGE_ROWS
         pages.last = self._is_last and not lines
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,15 +37,15 @@ def _oid(base: str) -> int:
     return 0 if known is None else known.oid
 
 
-@cache
-def _places(relation: Relation, names: tuple[str, ...]) -> tuple[int, ...]:
+def places_of(key: tuple[str, ...], relation: Relation) -> tuple[int, ...]:
+    """The places of the key's columns in a row."""
     order = [column.name for column in relation.columns]
-    return tuple(map(order.index, names))
+    return tuple(map(order.index, key))
 
 
-def key_texts(values: Values, relation: Relation, key: tuple[str, ...]) -> Key:
+def key_texts(values: Values, places: tuple[int, ...]) -> Key:
     """The key of a row, as text."""
-    return tuple((values[place] or b"").decode() for place in _places(relation, key))
+    return tuple([(values[place] or b"").decode() for place in places])
 
 
 def relation_problems(source: PostgresChanges[Any], relation: Relation) -> Iterator[str]:
@@ -75,7 +74,9 @@ class ChangeDecoder:
 
     def __init__(self, source: PostgresChanges[Any]) -> None:
         self._source, self._columns, self._key = source, columns_of(source.value), source.key_reader
-        self._types: dict[Relation, list[tuple[str, int, Callable[[bytes], Any]]]] = {}
+        self._relation: Relation | None = None
+        self._plan: list[tuple[str, int, Callable[[bytes], Any]]] = []
+        """Field, place and reader of each value of a row of the relation."""
 
     def decode(self, part: Part) -> Change[Any]:
         """The record. Raises ValueError if a value does not fit its field, or was not sent."""
@@ -89,11 +90,10 @@ class ChangeDecoder:
 
     def _row(self, values: Values | None, relation: Relation, old: Values | None) -> Any:
         assert values is not None
-        plan = self._types.get(relation)
-        if plan is None:
-            plan = self._types[relation] = self._plan(relation)
-        row = dict[str, Any]()
-        for name, place, read in plan:
+        if relation is not self._relation:
+            self._relation, self._plan = relation, self._planned(relation)
+        row: dict[str, Any] = {}
+        for name, place, read in self._plan:
             value = values[place]
             if value is UNCHANGED:
                 value = UNCHANGED if old is None else old[place]
@@ -105,7 +105,7 @@ class ChangeDecoder:
             row[name] = None if value is None else read(value)
         return msgspec.convert(row, self._source.value, str_keys=True)
 
-    def _plan(self, relation: Relation) -> list[tuple[str, int, Callable[[bytes], Any]]]:
+    def _planned(self, relation: Relation) -> list[tuple[str, int, Callable[[bytes], Any]]]:
         places = {column.name: (place, _base(column.oid)) for place, column in enumerate(relation.columns)}
         return [
             (name, places[name][0], _reader(places[name][1], field))
