@@ -56,8 +56,8 @@ ASK_S = 0.2
 """The interval of questions to a server that has nothing to give."""
 DROPPED_MAX = 1_000
 """The transactions with dropped changes of which the server is asked which are visible by now."""
-DROPS_S = 0.05
-"""The time in which changes are dropped without giving any."""
+JUDGED_MAX = 1_000
+"""The changes that are fetched at once while there are pages, for most of which there may be no use."""
 TAKE_OVER_MS = 10_000
 _PAGE_SETTINGS = {
     **TEXTS,
@@ -135,8 +135,8 @@ class OpenSlot(OpenSplit):
         self._stream: ChangeStream | None = None
         self._page: deque[Part] = deque()
         """The rows of the newest page that were not returned yet."""
-        self._rest: list[Part] = []
-        """Changes of the stream for which the last batch had no room."""
+        self._ready = deque[tuple[Part | End, bool]]()
+        """What was fetched of the stream, and whether it is to be given."""
         self._skip = 0
         """The changes of the transaction at hand that were done with before the stream began."""
         self._inside = False
@@ -188,7 +188,8 @@ class OpenSlot(OpenSplit):
         if slot.holder is not None:
             self._free(slot, take_over=take_over)
         self._stream = ChangeStream(source.dsn, source.slot_name, source.slot_name, self._place, cursor.lsn)
-        self._skip, self._inside, self._rest, self._end = cursor.index, False, [], None
+        self._skip, self._inside, self._end = cursor.index, False, None
+        self._ready.clear()
 
     def _free(self, slot: Slot, *, take_over: bool) -> None:
         """End the session that reads the slot, if it is one of ours that is left over."""
@@ -226,27 +227,22 @@ class OpenSlot(OpenSplit):
                 return []
             else:
                 return self._page_rows(records_max)
-        if self._rest:
-            changes, self._rest = self._rest[:records_max], self._rest[records_max:]
-            self._cursor.index += len(changes)
-            return changes
-        end_s = time.monotonic() + DROPS_S
-        given, came = self._streamed(records_max)
-        while came and not given and time.monotonic() < end_s and not self._is_due():
-            given, came = self._streamed(records_max)
-        return given
+        if not self._ready:
+            self._fetch(records_max)
+        return self._taken(records_max)
 
     def _is_due(self) -> bool:
         """Whether the stream is where the next page is read, or the last one is over."""
         pages = self._cursor.pages
-        at_end = not self._inside and not self._rest
+        at_end = not self._inside and not self._ready
         return pages is not None and at_end and (not pages.snapshot or self._cursor.lsn >= pages.until)
 
-    def _streamed(self, records_max: int) -> tuple[list[Part], bool]:
-        """The next changes of the stream, without those that pages have, and whether anything came."""
+    def _fetch(self, records_max: int) -> None:
+        """Fetch the next changes of the stream; those that pages have, or will have, are not to be given."""
         assert self._stream is not None
+        pages = self._cursor.pages
         items: list[Part | End] = []
-        count = 0
+        count, count_max = 0, records_max if pages is None else max(records_max, JUDGED_MAX)
         for message in self._stream.messages():
             match message:
                 case RowChange():
@@ -256,30 +252,41 @@ class OpenSlot(OpenSplit):
                     self._skip -= skipped
                     count += len(parts) - skipped
                     items += parts[skipped:]
+                    if pages is not None and message.op == "truncate":
+                        break  # it begins the pages anew
                 case Relation():
                     self._look_at(message)
                 case End(lsn, is_commit):
                     if is_commit:
                         self._inside, self._skip = False, 0
                     items.append(message)
-                    if self._cursor.pages is not None and lsn >= self._cursor.pages.until:
-                        break
-            if count >= records_max:
+                    if pages is not None and lsn >= pages.until:
+                        break  # a page is due
+            if count >= count_max:
                 break
         if items:
             self._end = None
+            self._ready.extend(zip(items, self._judged(items, pages), strict=True))
+
+    def _taken(self, records_max: int) -> list[Part]:
+        """What is fetched, up to *records_max* changes that are to be given."""
         given: list[Part] = []
-        for item, is_kept in zip(items, self._kept(items), strict=True):
+        cursor, ready = self._cursor, self._ready
+        while ready:
+            item, is_given = ready[0]
             if isinstance(item, End):
-                if item.is_commit or not self._cursor.index:
-                    self._cursor.lsn, self._cursor.index = max(item.lsn, self._cursor.lsn), 0
-            elif is_kept and len(given) == records_max:
-                self._rest.append(item)
+                if item.is_commit or not cursor.index:
+                    cursor.lsn, cursor.index = max(item.lsn, cursor.lsn), 0
+            elif is_given and len(given) == records_max:
+                break
             else:
-                self._cursor.index += 1
-                if is_kept:
+                cursor.index += 1
+                if is_given:
                     given.append(item)
-        return given, bool(items)
+                if not item.key and cursor.pages is not None:
+                    self._begin_anew(cursor.pages, item.change.begin)
+            ready.popleft()
+        return given
 
     def _parts(self, change: RowChange) -> list[Part]:
         """The change; two if it changes the key."""
@@ -313,26 +320,22 @@ class OpenSlot(OpenSplit):
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
-    def _kept(self, items: list[Part | End]) -> list[bool]:
-        """Whether each of *items* is given: no page has it, or will have it."""
-        pages = self._cursor.pages
+    def _judged(self, items: list[Part | End], pages: Pages | None) -> list[bool]:
+        """Whether each of *items* is to be given: no page has it, or will have it."""
         if pages is None:
             return [True] * len(items)
-        kept, keyed = list[bool](), [item for item in items if isinstance(item, Part) and item.key]
-        zones = dict(zip(map(id, keyed), self._zones(pages, keyed), strict=True))
+        keyed = [item for item in items if isinstance(item, Part) and item.key]
+        zones = iter(self._zones(pages, keyed))
+        judged: list[bool] = []
         for item in items:
-            if isinstance(item, End):
-                kept.append(True)
-            elif not item.key:
-                self._begin_anew(pages, item.change.begin)
-                zones = dict.fromkeys(zones, _UNREAD)
-                kept.append(True)
-            else:
-                zone, begin = zones[id(item)], item.change.begin
-                kept.append(zone is _READ or (zone is _NEWEST and not self._visible(pages, begin)))
-                if zone is _UNREAD:
-                    self._note_dropped(pages, begin)
-        return kept
+            if isinstance(item, End) or not item.key:
+                judged.append(True)
+                continue
+            zone, begin = next(zones), item.change.begin
+            judged.append(zone is _READ or (zone is _NEWEST and not self._visible(pages, begin)))
+            if zone is _UNREAD:
+                self._note_dropped(pages, begin)
+        return judged
 
     def _zones(self, pages: Pages, parts: Sequence[Part]) -> list[str]:
         """Where the key of each change lies: in a page before the newest, in the newest, or in none."""
@@ -455,7 +458,7 @@ class OpenSlot(OpenSplit):
 
     def caught_up(self) -> bool:
         """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
-        if self._page or self._rest or self._inside or self._stream is None:
+        if self._page or self._ready or self._inside or self._stream is None:
             return False
         if (now_s := time.monotonic()) >= self._ask_s:
             self._ask_s = now_s + ASK_S
@@ -465,7 +468,7 @@ class OpenSlot(OpenSplit):
         return self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
 
     def buffered(self) -> int:
-        return len(self._page) + len(self._rest)
+        return len(self._page) + len(self._ready)
 
     def finalized(self, position: SourceOffset) -> None:
         if self._stream is not None:
