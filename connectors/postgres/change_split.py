@@ -187,7 +187,9 @@ class OpenSlot(OpenSplit):
             )
         if slot.holder is not None:
             self._free(slot, take_over=take_over)
-        self._stream = ChangeStream(source.dsn, source.slot_name, source.slot_name, self._place, cursor.lsn)
+        self._stream = ChangeStream(
+            source.dsn, source.slot_name, source.slot_name, self._place, self._table.oid, cursor.lsn
+        )
         self._skip, self._inside, self._end = cursor.index, False, None
         self._ready.clear()
 
@@ -297,7 +299,7 @@ class OpenSlot(OpenSplit):
         if change.new is None:
             assert old is not None
             return [Part(change, old)]
-        new = key_texts(change.new, places)
+        new = key_texts(change.new, places, change.old)
         if old is None or old == new:
             return [Part(change, new)]
         return [
@@ -613,7 +615,9 @@ def table_problems(session: PostgresConnection, source: PostgresChanges[Any], ta
         yield "it is partitioned, and only plain tables are captured: name its partitions"
     if persistence != "p":
         yield "it is unlogged or temporary, so the server's log does not have its changes"
-    if not _says_key(source, identity, identity_columns):
+    if _key_index(session, source, table) is None:
+        yield _DEFERRABLE
+    elif not _says_key(source, identity, identity_columns):
         has = ", ".join(identity_columns or ()) or "nothing"
         yield (
             f"its replica identity is {has}, and key= {', '.join(source.key_columns)}: `exactlyonce changes setup` "
@@ -635,6 +639,12 @@ def table_problems(session: PostgresConnection, source: PostgresChanges[Any], ta
         yield f"publication {name} does not have the table: ALTER PUBLICATION {name} ADD TABLE {shown}"
     elif published[0][1]:
         yield f"publication {name} has a row filter or a column list for the table, which hide changes: remove them"
+
+
+def _key_index(session: PostgresConnection, source: PostgresChanges[Any], table: TableInServer) -> str | None:
+    """An index by which at no time two rows have one key; None if there is none."""
+    rows = session.rows(_INDEX, (table.oid, list(source.key_columns)))
+    return str(rows[0][0]) if rows else None
 
 
 def _says_key(source: PostgresChanges[Any], identity: str, columns: Sequence[str] | None) -> bool:
@@ -683,10 +693,12 @@ def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
         table = found_table(session, source, source.table)
         statements = list[sql.Composed]()
         ((_, identity, _, columns, _),) = session.rows(_TABLE, (table.oid,))
+        index = _key_index(session, source, table)
+        if index is None:
+            raise ConfigError(f"The changes of {source.table} cannot be captured: {_DEFERRABLE}.")
         if not _says_key(source, identity, columns):
-            ((index,),) = session.rows(_INDEX, (table.oid, list(source.key_columns))) or [(None,)]
-            told = sql.SQL("FULL") if index is None else sql.SQL("USING INDEX {}").format(sql.Identifier(index))
-            statements.append(sql.SQL("ALTER TABLE {} REPLICA IDENTITY {}").format(table.name, told))
+            use = sql.SQL("ALTER TABLE {} REPLICA IDENTITY USING INDEX {}")
+            statements.append(use.format(table.name, sql.Identifier(index)))
         if not session.rows(_PUBLICATION, (name,)):
             create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}")
             statements.append(create.format(sql.Identifier(name), table.name))
@@ -718,6 +730,9 @@ def drop(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
         return [statement.as_string(None) for statement in statements]
 
 
+_DEFERRABLE = (
+    "its unique index on the key is DEFERRABLE, so a transaction may have two rows of one key: make it NOT DEFERRABLE"
+)
 _SLOT = """
 SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s.active_pid, a.application_name,
     coalesce(s.wal_status, '')
@@ -728,16 +743,17 @@ SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
     (SELECT array_agg(a.attname::text)
         FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey)
         WHERE i.indrelid = c.oid
-            AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END),
+            AND CASE c.relreplident
+                WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN i.indisreplident ELSE false END),
     (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '')
 FROM pg_class c WHERE c.oid = $1::oid
 """
 _INDEX = """
 SELECT c.relname::text FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = $1::oid AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
-    AND i.indnatts = cardinality($2::text[])
-    AND i.indnatts = (SELECT count(*) FROM pg_attribute a
-        WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) AND a.attname::text = ANY($2::text[]))
+    AND i.indnkeyatts = cardinality($2::text[])
+    AND i.indnkeyatts = (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = i.indrelid
+        AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1]) AND a.attname::text = ANY($2::text[]))
 LIMIT 1
 """
 """A unique index on exactly the columns $2, which may be a replica identity."""
