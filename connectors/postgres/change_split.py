@@ -714,6 +714,14 @@ def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
         return [statement.as_string(None) for statement in statements]
 
 
+def kept(source: PostgresChanges[Any], id: str) -> tuple[int, str]:
+    """See `PostgresChanges.kept`."""
+    with closing(PostgresConnection(source.dsn, Limits())) as session:
+        status = require_slot(session, source, id).status
+        ((size,),) = session.rows(_KEPT, (source.slot_name,))
+        return size, status
+
+
 def drop(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
     """See `PostgresChanges.drop`."""
     name = source.slot_name
@@ -737,6 +745,9 @@ _SLOT = """
 SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s.active_pid, a.application_name,
     coalesce(s.wal_status, '')
 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
+"""
+_KEPT = """
+SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = $1
 """
 _TABLE = """
 SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,

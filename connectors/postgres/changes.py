@@ -126,6 +126,14 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
             from exactlyonce.connectors.postgres.change_split import drop
         return drop(self, dry_run=dry_run)
 
+    def kept(self, id: str) -> tuple[int, str]:
+        """The bytes of its log that the server keeps for the slot, and their status: "reserved", "extended", or
+        "unreserved", if the next checkpoint of the server may remove them. Raises `ConfigError` without a slot, `Halt`
+        if it is lost, and as `setup`; *id* of the source is for these."""
+        with self.needing_driver():
+            from exactlyonce.connectors.postgres.change_split import kept
+        return kept(self, id)
+
     def grants(self, user: str) -> Grants:
         """See `Source`; those of `setup` are its own: the table's owner, with CREATE on the database."""
         return self.granted_by((*self.reading_grants(user), f"ALTER ROLE {quoted(user)} REPLICATION;"))

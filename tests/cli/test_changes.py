@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from exactlyonce.connectors import PostgresChanges
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
+from exactlyonce.views.doctor.checks import check_slots
+from exactlyonce.views.doctor.findings import Findings
 from tests.cli.conftest import Command
 
 MODULE = """\
@@ -132,3 +135,16 @@ def test_a_pipeline_without_captured_changes(shop: Shop) -> None:
     text += 'pipeline.source("in", KafkaSource("in", value=int)).sink("out", KafkaSink("out"))\n'
     (shop.command.folder / "shop.py").write_text(text)
     shop.refused("shop has no source that captures changes")
+
+
+def test_the_doctor_says_how_much_log_is_kept(shop: Shop) -> None:
+    shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
+    subject: Any = SimpleNamespace(graph=load("shop:pipeline").pipeline.build())
+    without, found = Findings(), Findings()
+    check_slots(subject, without)
+    assert ["there is no replication slot" in why for _, why, _ in without.unchecked] == [True]
+    shop.command.done("changes", "setup", "shop:pipeline")
+    check_slots(subject, found)
+    ((checked,), problems) = found.checked, found.diagnoses
+    assert checked.startswith(f"slot {NAME} of source customers: ")
+    assert (checked.endswith("of log kept, reserved"), problems) == (True, [])

@@ -12,6 +12,9 @@ import captured
 import pytest
 from running import Job, visible
 
+from exactlyonce import KafkaSink
+from exactlyonce.pipeline.changes import Change
+from exactlyonce.sinks import PostgresSink
 from exactlyonce.testing.servers.postgres import PostgresServer
 
 CUSTOMERS = [f"c{number}" for number in range(17)]
@@ -90,3 +93,12 @@ def test_a_topic_and_a_cache_have_the_rows_by_key(
     assert (written, newest[b"c3"]) == (rows, None)
     cached = {key: redis_server.client.get(f"{topic_name}:{key}") for key in CUSTOMERS}
     assert {key: json.loads(value)["tier"] for key, value in cached.items() if value} == rows
+
+
+def test_what_has_no_place_in_a_sink_says_what_to_write_instead() -> None:
+    truncated: Change[Any] = Change("truncate", None, None, None, "customers", 1, 1)
+    with pytest.raises(ValueError, match="TRUNCATE has deleted all rows of customers"):
+        KafkaSink[Any]("out").encoder(Change[captured.Customer]).encode([truncated])
+    table = PostgresSink[Any]("customers", dsn="env:CAPTURED_DSN", mode="upsert", key=("customer",))
+    (problem,) = table.problems(Change[captured.Customer])
+    assert "deleted=change.op == 'delete'" in problem

@@ -18,7 +18,7 @@ import pytest
 from changing_table import Account, Shop, rows_of
 from waiting import until
 
-from exactlyonce.connectors.postgres import change_split
+from exactlyonce.connectors.postgres import change_split, change_stream
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
 
 ACCOUNTS = 1_000
@@ -445,3 +445,25 @@ def test_without_setup(shop: Shop) -> None:
     shop.source = shop.described()
     with pytest.raises(ConfigError, match="changes setup"):
         shop.find()
+
+
+def test_another_timeline(shop: Shop) -> None:
+    """A failover: the server goes on if it has all that was read, and else the run halts."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    before = shop.positions
+    shop.end()
+    shop.server.kill()
+    (shop.server.folder / "data" / "recovery.signal").touch()
+    shop.server.settings["restore_command"] = "false"
+    shop.server.start()
+    until(lambda: shop.sql("SELECT NOT pg_is_in_recovery()") == [(True,)])
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+    assert '"timeline":2' in shop.positions[0].cursor
+    shop.end()
+    ahead = msgspec.json.decode(before[0].cursor) | {"lsn": change_stream.read_lsn("F/0")}
+    shop.positions = (msgspec.structs.replace(before[0], cursor=msgspec.json.encode(ahead).decode()),)
+    with pytest.raises(Halt, match="on timeline 2 since a failover, left that one before"):
+        shop.poll()
