@@ -1,7 +1,7 @@
-"""PostgreSQL: one connection with bounded waits, which tables as sinks share, and as sources tables and their changes.
+"""PostgreSQL: one connection with bounded waits, which tables as sinks share, tables and their changes as sources.
 
-`table_source` describes a table as a source, `table_rows` reads it. `changes` describes its changes as one:
-`change_stream` reads a slot, `change_split` joins it with the rows that were there, `change_values` has their values.
-`connection` talks to a server, and has its errors; `dsn` is shared by the descriptions. All but descriptions need
-psycopg, the extra `postgres`. May import `connectors.tables`, `connectors.splits` and what these may import.
+`table_source` describes a source of rows, and `table_rows` reads it. `changes` describes one of changes: `slot` makes
+and checks what it reads, `change_stream` has the server's messages, `change_split` puts them behind the rows that were
+there, `change_values` makes records. `connection` talks to a server, and has its errors. All but the descriptions need
+psycopg, the extra `postgres`. May import `connectors.tables` and what that may import.
 """
