@@ -3,6 +3,10 @@
 A procedure is a generator: it yields a request, is sent the answer, and returns a result. It does no I/O itself, so the
 same lines run against a real broker, the in-memory one, and a simulator that crashes between any two of them. The
 driver of a procedure answers each request as its docstring says, or throws the error into it.
+
+The answer comes from the first that has one: `decision_log.recording` for `Append`; then what an engine has added to
+`engines.connections.Connections.answers`, for inputs, stores and outputs; then `engines.connections.Performer`. In the
+simulator the broker model stands in its place.
 """
 
 from __future__ import annotations
