@@ -97,12 +97,13 @@ class System(NamedTuple):
 class ChangeStream:
     """A walsender's stream from *lsn* on, the end of a transaction."""
 
-    def __init__(self, dsn: str, slot: str, publication: str, table: str, lsn: int) -> None:
-        """*table*: schema.name."""
+    def __init__(self, dsn: str, slot: str, publication: str, table: str, oid: int, lsn: int) -> None:
+        """*table*: schema.name as it is now; the table of *oid* may have had another."""
         self._connection = PostgresConnection(
             dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **TEXTS}
         )
         self._schema, _, self._name = table.rpartition(".")
+        self._oid = oid
         self._relation, self._begin = Relation(0, ()), Begin(0, 0, None)
         self._acknowledged = lsn
         self._inside = False
@@ -176,7 +177,8 @@ class ChangeStream:
     def _relation_of(self, data: bytes) -> Iterator[Relation]:
         (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
         schema, name, rest = data[_HEADER + 5 :].split(b"\0", 2)
-        if (schema.decode() or "pg_catalog", name.decode()) != (self._schema, self._name):
+        is_namesake = (schema.decode() or "pg_catalog", name.decode()) == (self._schema, self._name)
+        if oid != self._oid and not is_namesake:
             return
         is_full = rest[:1] == b"f"
         (count,), at = struct.unpack_from("!H", rest, 1), 3

@@ -43,8 +43,10 @@ def places_of(key: tuple[str, ...], relation: Relation) -> tuple[int, ...]:
     return tuple(map(order.index, key))
 
 
-def key_texts(values: Values, places: tuple[int, ...]) -> Key:
-    """The key of a row, as text."""
+def key_texts(values: Values, places: tuple[int, ...], old: Values | None = None) -> Key:
+    """The key of a row, as text. The *old* row has a large value that an update has left as it was."""
+    if old is not None:
+        values = [was if value is UNCHANGED else value for value, was in zip(values, old, strict=True)]
     return tuple([(values[place] or b"").decode() for place in places])
 
 
@@ -65,8 +67,8 @@ def relation_problems(source: PostgresChanges[Any], relation: Relation) -> Itera
 
 
 def _base(oid: int) -> str:
-    known = types.get(oid)
-    return "" if known is None else known.name
+    known = types.get(oid)  # of an array's oid: the type of its elements
+    return "" if known is None or known.oid != oid else known.name
 
 
 class ChangeDecoder:
@@ -97,7 +99,7 @@ class ChangeDecoder:
             value = values[place]
             if value is UNCHANGED:
                 value = UNCHANGED if old is None else old[place]
-                if value is UNCHANGED or not relation.is_full:
+                if value is UNCHANGED or not relation.columns[place].is_key:
                     raise ValueError(
                         f"column {name!r} has a large value that the update left as it was, and the server does not "
                         f"send it: ALTER TABLE {self._source.table} REPLICA IDENTITY FULL, and read the table anew"

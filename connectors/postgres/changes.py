@@ -87,7 +87,7 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
 
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():
-            from exactlyonce.connectors.postgres.change_split import SlotFinder
+            from exactlyonce.connectors.postgres.slot import SlotFinder
         return SlotFinder(source, self)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
@@ -117,13 +117,13 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
         `StoreUnavailable` where nobody answers.
         """
         with self.needing_driver():
-            from exactlyonce.connectors.postgres.change_split import set_up
+            from exactlyonce.connectors.postgres.slot import set_up
         return set_up(self, dry_run=dry_run)
 
     def drop(self, *, dry_run: bool = False) -> list[str]:
         """Remove the slot, which nobody reads, and the publication. Returns and raises as `setup`."""
         with self.needing_driver():
-            from exactlyonce.connectors.postgres.change_split import drop
+            from exactlyonce.connectors.postgres.slot import drop
         return drop(self, dry_run=dry_run)
 
     def kept(self, id: str) -> tuple[int, str]:
@@ -131,7 +131,7 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
         "unreserved", if the next checkpoint of the server may remove them. Raises `ConfigError` without a slot, `Halt`
         if it is lost, and as `setup`; *id* of the source is for these."""
         with self.needing_driver():
-            from exactlyonce.connectors.postgres.change_split import kept
+            from exactlyonce.connectors.postgres.slot import kept
         return kept(self, id)
 
     def grants(self, user: str) -> Grants:

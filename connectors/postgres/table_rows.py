@@ -48,7 +48,7 @@ class TableInServer(msgspec.Struct, frozen=True, kw_only=True):
     oid: int
     name: sql.Identifier
     types: dict[str, str]
-    """By column: its type, as SQL."""
+    """By column: its type, and its collation where that is not the type's, as SQL."""
     bases: dict[str, str]
     """By column: the name of its type in the catalogue."""
     key: tuple[str, ...]
@@ -291,8 +291,13 @@ WHERE c.oid = to_regclass(
         CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))
 """
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, a.attnotnull
+SELECT a.attname,
+    format_type(a.atttypid, a.atttypmod)
+        || coalesce(' COLLATE ' || quote_ident(n.nspname) || '.' || quote_ident(c.collname), ''),
+    t.typname, a.attnotnull
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_collation c ON c.oid = a.attcollation AND c.oid <> t.typcollation
+    LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
 WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _UNIQUE = """

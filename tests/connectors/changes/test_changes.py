@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import string
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -302,6 +303,62 @@ def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
         shop.read_all()
 
 
+class Word(msgspec.Struct):
+    id: str
+    amount: int
+
+
+def test_pages_are_in_the_order_of_the_column(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in that of the database, by which a key of the newest page may lie behind it."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin('id text COLLATE "und-x-icu" PRIMARY KEY, amount int', value=Word)
+    shop.sql("INSERT INTO accounts SELECT unnest(ARRAY['a', 'A', 'b', 'B', 'c', 'C']), 0")
+    assert [change.key for change in shop.poll()] == ["a", "A", "b"]
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.read_all()
+    assert rows_of(shop.changes) == {id: Word(id, 1) for id in ("a", "A", "b", "B", "c", "C")}
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_a_large_key_is_unchanged(shop: Shop, identity: str) -> None:
+    """The server sends it with the old row alone."""
+    shop.begin("id text PRIMARY KEY, amount int, more text", value=Word, snapshot="never")
+    shop.sql(f"ALTER TABLE accounts REPLICA IDENTITY {identity}")
+    luck = random.Random(1)
+    key, more = ("".join(luck.choices(string.ascii_letters + string.digits, k=length)) for length in (2_000, 1_900))
+    shop.sql("INSERT INTO accounts VALUES (%s, 0, %s)", key, more)
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.read_all()
+    assert [(change.op, change.key, change.after) for change in shop.changes] == [
+        ("insert", key, Word(key, 0)),
+        ("update", key, Word(key, 1)),
+    ]
+
+
+@pytest.mark.parametrize("type", ["int[]", "text[]", "int4range"])
+def test_a_type_without_a_rule_is_text(shop: Shop, type: str) -> None:
+    shop.begin(f"id int PRIMARY KEY, owner {type}, amount int")
+    value = "[1,2)" if type == "int4range" else "{1,2}"
+    shop.sql("INSERT INTO accounts VALUES (1, %s, 1)", value)
+    (read,) = shop.read_all()
+    shop.sql("UPDATE accounts SET amount = 2")
+    (updated,) = shop.read_all()
+    assert read.after == Account(1, value, 1)
+    assert updated.after == Account(1, value, 2)
+
+
+def test_a_table_that_had_another_name(shop: Shop) -> None:
+    """The changes that it had meanwhile are of it as well."""
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    shop.sql("ALTER TABLE accounts RENAME TO others")
+    shop.sql("INSERT INTO others VALUES (1, 'ann', 1)")
+    shop.sql("ALTER TABLE others RENAME TO accounts")
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -357,6 +414,18 @@ def test_a_table_that_cannot_be_captured(shop: Shop, columns: str, remedy: str) 
 
     with pytest.raises(ConfigError, match=remedy):
         capture()
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_a_deferrable_key_is_refused(shop: Shop, identity: str) -> None:
+    """Its rows may trade keys within a statement; and once it is published, the server would refuse updates."""
+    shop.sql("CREATE TABLE accounts (id int PRIMARY KEY DEFERRABLE, owner text, amount int)")
+    shop.sql(f"ALTER TABLE accounts REPLICA IDENTITY {identity}")
+    shop.source = shop.described()
+    with pytest.raises(ConfigError, match="DEFERRABLE"):
+        shop.source.setup()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.sql("UPDATE accounts SET amount = 2")
 
 
 def test_a_table_without_primary_key_gets_a_replica_identity(shop: Shop) -> None:
