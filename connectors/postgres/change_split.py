@@ -124,8 +124,8 @@ class OpenSlot(OpenSplit):
             raise lost(
                 self._id,
                 f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {slot.confirmed}: somebody "
-                f"has moved it, as a second pipeline does with this slot=, or this checkpoint is older than the last one of "
-                f"the pipeline",
+                f"has moved it, as a second pipeline does with this slot=, or this checkpoint is older than the last "
+                f"one of the pipeline",
             )
         if slot.holder is not None:
             self._free(slot, take_over=take_over)
