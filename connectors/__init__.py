@@ -1,11 +1,11 @@
 """Connections to the outside: sources, Kafka, and the storages of blocks.
 
-`source` is the seam of a source, `splits` reads those that are no topics: `files/`, `tables` and `generated`.
-`postgres/` and `mysql/` have the tables of a database, and its connection, also for sinks. `kafka/` asks a cluster,
-`registry/` a schema registry, `embedded/` starts a broker. `filestore/` is a place with files; `block_files` keeps
-blocks there. Of these folders `kafka/` imports `registry/`, and `files/` imports `filestore/`. `refusals` has the error
-texts of stores. `confluent` makes all clients of confluent-kafka for brokers. May import `state`, `checkpoint` and
-`pipeline`.
+`source` is the seam of a source, `splits` reads those that are no topics: `files/`, `tables`, `generated`, and the
+changes of a table in `postgres/`. `postgres/` and `mysql/` have the tables of a database, and its connection, also for
+sinks. `kafka/` asks a cluster, `registry/` a schema registry, `embedded/` starts a broker. `filestore/` is a place with
+files; `block_files` keeps blocks there. Of these folders `kafka/` imports `registry/`, and `files/` imports
+`filestore/`. `refusals` has the error texts of stores. `confluent` makes all clients of confluent-kafka for brokers,
+`trace` times the requests of a decision. May import `state`, `checkpoint` and `pipeline`.
 """
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset

@@ -7,7 +7,7 @@ missing. So what is replayed, audited, skipped or compared is named by (place, s
 
 Invariants: records of a split are returned in order, each once; between two calls of `poll`, `positions` are those of
 the returned records, never of the fetched ones; a reader opened at a position returns the next records or raises: a
-removed position is an error, never a reset. `testing/source_contract/` checks this for any source.
+removed position is an error, never a reset. `testing/source_contract.py` checks this for any source.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Produced:
 
 
 class SinkProducer(Produced):
-    """A `TransactionalProducer`."""
+    """A `SinkProducer` of `sinks.kafka.open_transaction`."""
 
     topic: str
     told: OnFailure

@@ -294,7 +294,7 @@ class Page(Reporter):
         """What a run that has not begun asks for, and since when by the monotonic clock, in ms."""
         self._current_ms: int | None = None
         """When a worker last sent its figures while none waited for its sources, by the monotonic clock."""
-        self._incarnation = self._restarts = self._deployments = 0
+        self._incarnation = self._deployments = 0
         self._figures: Mapping[str, Any] = {}
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
         """The wall clock in milliseconds, records a second, lag."""

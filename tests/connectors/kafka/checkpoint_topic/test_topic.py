@@ -1,4 +1,4 @@
-"""The checkpoint topic: made as it must be, or refused."""
+"""The checkpoint topic: made as it must be, or refused; and its blocks keep the contract of a block storage."""
 
 from __future__ import annotations
 
