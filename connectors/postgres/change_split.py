@@ -251,8 +251,7 @@ class OpenSlot(OpenSplit):
 
     def _look_at(self, relation: Relation) -> None:
         """Raise Halt if the table's columns are not those of the record's type any more."""
-        if relation.oid != self._table.oid:
-            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
+        self._require_same_table(relation.oid)
         if wrong := list(relation_problems(self._source, relation)):
             raise Halt(
                 f"Source {self._id!r} cannot read the next changes of {self._source.table}, whose columns were "
@@ -261,6 +260,10 @@ class OpenSlot(OpenSplit):
                 operator=self._id,
             )
         self._places = places_of(self._source.key_columns, relation)
+
+    def _require_same_table(self, oid: int) -> None:
+        if oid != self._table.oid:
+            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
@@ -346,6 +349,9 @@ class OpenSlot(OpenSplit):
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=self._table.name)
         try:
+            table = found_table(session, self._source, self._id)  # its columns may be others by now
+            self._require_same_table(table.oid)
+            self._table = table
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
             )
