@@ -50,7 +50,8 @@ def add(commands: Commands) -> None:
 
 def set_up(args: argparse.Namespace) -> int:
     for id, source in _sources(args):
-        _show(id, source, source.setup(dry_run=args.dry_run))
+        there = f"nothing to do, slot {source.slot_name} is there; a second pipeline needs its own slot="
+        _show(id, source, source.setup(dry_run=args.dry_run), there)
     return 0
 
 
@@ -58,7 +59,7 @@ def drop(args: argparse.Namespace) -> int:
     sources = list(_sources(args))
     found = [(id, source, source.drop(dry_run=True)) for id, source in sources]
     for id, source, statements in found:
-        _show(id, source, statements)
+        _show(id, source, statements, "there is nothing to do")
     if args.dry_run or not any(statements for *_, statements in found):
         return 0
     if not args.yes and not text.agreed("Drop them?"):
@@ -80,7 +81,7 @@ def _sources(args: argparse.Namespace) -> Iterator[tuple[str, PostgresChanges[An
     yield from sources
 
 
-def _show(id: str, source: PostgresChanges[Any], statements: list[str]) -> None:
-    """Print the statements as a script for psql."""
-    print(f"-- {id}: {source.table}" + ("" if statements else ": there is nothing to do"))
+def _show(id: str, source: PostgresChanges[Any], statements: list[str], otherwise: str) -> None:
+    """Print the statements as a script for psql, or *otherwise* if there are none."""
+    print(f"-- {id}: {source.table}" + ("" if statements else f": {otherwise}"))
     print(*(f"{statement};\n" for statement in statements), sep="", end="")

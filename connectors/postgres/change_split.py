@@ -124,7 +124,8 @@ class OpenSlot(OpenSplit):
             raise lost(
                 self._id,
                 f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {slot.confirmed}: somebody "
-                f"has moved it, or this checkpoint is older than the last one of the pipeline",
+                f"has moved it, as a second pipeline does with this slot=, or this checkpoint is older than the last "
+                f"one of the pipeline",
             )
         if slot.holder is not None:
             self._free(slot, take_over=take_over)
@@ -250,8 +251,7 @@ class OpenSlot(OpenSplit):
 
     def _look_at(self, relation: Relation) -> None:
         """Raise Halt if the table's columns are not those of the record's type any more."""
-        if relation.oid != self._table.oid:
-            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
+        self._require_same_table(relation.oid)
         if wrong := list(relation_problems(self._source, relation)):
             raise Halt(
                 f"Source {self._id!r} cannot read the next changes of {self._source.table}, whose columns were "
@@ -260,6 +260,10 @@ class OpenSlot(OpenSplit):
                 operator=self._id,
             )
         self._places = places_of(self._source.key_columns, relation)
+
+    def _require_same_table(self, oid: int) -> None:
+        if oid != self._table.oid:
+            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
@@ -345,6 +349,9 @@ class OpenSlot(OpenSplit):
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=self._table.name)
         try:
+            table = found_table(session, self._source, self._id)  # its columns may be others by now
+            self._require_same_table(table.oid)
+            self._table = table
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
             )

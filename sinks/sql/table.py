@@ -86,6 +86,11 @@ def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
     for name in key:
         if name not in fields:
             yield f"key= names {name!r}, and {shape.type_name(type_)} has {', '.join(fields)}: name fields of it"
+        elif fields[name].shape.form is Form.ANY:
+            yield (
+                f"{name} is in key=, and may be anything: give it a type. That of a window's key comes from the "
+                f"annotation of key_by's function, which a lambda does not have"
+            )
         elif fields[name].nullable:
             yield f"{name} is in key=, and its type admits None, which equals nothing: give it a type without None"
         elif fields[name].kind in (Form.ANY, Form.LIST):

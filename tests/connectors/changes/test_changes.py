@@ -398,6 +398,31 @@ def test_a_new_column_goes_on(shop: Shop) -> None:
     assert rows_of(shop.changes) == {1: Account(1, "ann", 2)}
 
 
+@pytest.mark.parametrize("change", ["DROP more", "RENAME more TO less", "ALTER id TYPE bigint", "ADD less int"])
+def test_columns_change_between_pages(shop: Shop, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are no fields, or still are such."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin("id int PRIMARY KEY, owner text, amount int, more text")
+    shop.sql("INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, 10) i")
+    assert [change.key for change in shop.poll()] == [1, 2, 3]
+    shop.sql(f"ALTER TABLE accounts {change}")
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.read_all()
+    assert rows_of(shop.changes) == {id: Account(id, "old", 1) for id in range(1, 11)}
+
+
+def test_a_table_made_anew_between_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, 10) i")
+    shop.poll()
+    shop.sql("DROP TABLE accounts")
+    shop.sql("CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int)")
+    shop.sql("INSERT INTO accounts VALUES (20, 'new', 0)")
+    with pytest.raises(Halt, match="made anew"):
+        shop.read_all()
+
+
 @pytest.mark.parametrize(
     ("columns", "remedy"),
     [
