@@ -60,8 +60,9 @@ class Identity(msgspec.Struct, frozen=True):
     slot: str
     table: int
     """The table's oid: one that is made anew has another."""
-    published: int
-    """The oid of the table's entry in the publication, or of a publication of all tables."""
+    published: str
+    """The table's entry in the publication, and the version of that, which any ALTER PUBLICATION changes but those that
+    add or drop tables."""
 
     def __str__(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -203,7 +204,7 @@ def identity_of(session: PostgresConnection, source: PostgresChanges[Any], syste
     schema, name = source.table.rpartition(".")[::2]
     ((table,),) = session.rows(_OID, (schema or None, name))
     published = session.rows(_published(session), (source.slot_name, table)) if table else []
-    return Identity(system.id, source.slot_name, table or 0, published[0][0] if published else 0)
+    return Identity(system.id, source.slot_name, table or 0, published[0][0] if published else "")
 
 
 def require_same(now: Identity, before: str, id: str) -> None:
@@ -213,7 +214,7 @@ def require_same(now: Identity, before: str, id: str) -> None:
         "system": "the server of dsn= is another database cluster",
         "slot": f"slot= is {now.slot!r}, and was {then.slot!r}",
         "table": "the table was dropped or made anew since then",
-        "published": "the table was taken out of the publication since then",
+        "published": "the publication was altered, or the table taken out of it, since then",
     }
     for name, what in whats.items():
         if getattr(now, name) != getattr(then, name):
@@ -320,9 +321,9 @@ SELECT to_regclass(
 """
 _PUBLICATION = "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = $1"
 _PUBLISHED = """
-SELECT r.oid, {hides} FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+SELECT r.oid::text || '/' || p.xmin::text, {hides} FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
 WHERE p.pubname = $1 AND r.prrelid = $2::oid
-UNION ALL SELECT oid, false FROM pg_publication WHERE pubname = $1 AND puballtables
+UNION ALL SELECT oid::text || '/' || xmin::text, false FROM pg_publication WHERE pubname = $1 AND puballtables
 """
 
 

@@ -367,7 +367,10 @@ def test_a_table_that_had_another_name(shop: Shop) -> None:
         ("DROP TABLE accounts; CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int);"
          "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "dropped or made anew"),
         ("ALTER PUBLICATION exactlyonce_accounts DROP TABLE accounts;"
-         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "taken out of the publication"),
+         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "publication was altered"),
+        ("ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert');"
+         "ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert, update, delete, truncate')",
+         "publication was altered"),
         ("SELECT pg_drop_replication_slot('exactlyonce_accounts');"
          "SELECT pg_create_logical_replication_slot('exactlyonce_accounts', 'pgoutput')", "forgotten all before"),
         ("INSERT INTO accounts VALUES (7, 'gus', 7);"
