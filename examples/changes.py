@@ -96,7 +96,8 @@ def main() -> None:
     servers, rows = given.bootstrap_servers, f"{given.topic}-rows"
     compacted = NewTopic(rows, num_partitions=1, config={"cleanup.policy": "compact"})
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([compacted])[rows].result(LIMIT_S)
+    topics = admin.create_topics([compacted])  # pyright: ignore[reportUnknownMemberType] - its futures have no type
+    topics[rows].result(LIMIT_S)
     execute(TABLE, ROWS)
     captured().setup()
     try:

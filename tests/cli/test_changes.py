@@ -46,7 +46,7 @@ class Shop:
         return self.server.execute(statement, database="captured")
 
     def write(self, fields: str = "", **options: Any) -> None:
-        (self.command.folder / "shop.py").write_text(MODULE.format(fields=fields, options=options))
+        (self.command.folder / "captured_shop.py").write_text(MODULE.format(fields=fields, options=options))
 
     def there(self) -> list[str]:
         """What captures, by kind."""
@@ -55,7 +55,7 @@ class Shop:
         return [kind for (kind,) in slots + publications]
 
     def refused(self, text: str) -> None:
-        self.command.refused(text, "changes", "setup", "shop:pipeline")
+        self.command.refused(text, "changes", "setup", "captured_shop:pipeline")
 
 
 @pytest.fixture
@@ -78,23 +78,23 @@ def test_setup_and_drop(shop: Shop) -> None:
         f'CREATE PUBLICATION "{NAME}" FOR TABLE "public"."customers";\n'
         f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput');\n"
     )
-    assert shop.command.done("changes", "setup", "shop:pipeline", "--dry-run").out == made
+    assert shop.command.done("changes", "setup", "captured_shop:pipeline", "--dry-run").out == made
     assert shop.there() == []
-    assert shop.command.done("changes", "setup", "shop:pipeline").out == made
+    assert shop.command.done("changes", "setup", "captured_shop:pipeline").out == made
     assert shop.there() == ["slot", "publication"]
-    assert "nothing to do" in shop.command.done("changes", "setup", "shop:pipeline").out
-    assert "pg_drop_replication_slot" in shop.command.done("changes", "drop", "shop:pipeline", "--dry-run").out
-    shop.command.refused("Add --yes to agree beforehand", "changes", "drop", "shop:pipeline")
+    assert "nothing to do" in shop.command.done("changes", "setup", "captured_shop:pipeline").out
+    assert "pg_drop_replication_slot" in shop.command.done("changes", "drop", "captured_shop:pipeline", "--dry-run").out
+    shop.command.refused("Add --yes to agree beforehand", "changes", "drop", "captured_shop:pipeline")
     assert shop.there() == ["slot", "publication"]
-    shop.command.done("changes", "drop", "shop:pipeline", "--yes")
+    shop.command.done("changes", "drop", "captured_shop:pipeline", "--yes")
     assert shop.there() == []
-    assert "nothing to do" in shop.command.done("changes", "drop", "shop:pipeline").out
+    assert "nothing to do" in shop.command.done("changes", "drop", "captured_shop:pipeline").out
 
 
 def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
-    shop.command.done("changes", "setup", "shop:pipeline")
-    printed = shop.command.done("acls", "shop:pipeline", "--principal", "User:reader").out
+    shop.command.done("changes", "setup", "captured_shop:pipeline")
+    printed = shop.command.done("acls", "captured_shop:pipeline", "--principal", "User:reader").out
     statements = [line for line in printed.splitlines() if line.endswith(";")]
     assert statements[-1] == 'ALTER ROLE "reader" REPLICATION;'
     shop.sql(f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'")
@@ -102,7 +102,7 @@ def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.Mon
         monkeypatch.setenv("SHOP_DSN", shop.server.dsn("captured", user="reader"))
         for statement in statements:
             shop.sql(statement.replace(':"DBNAME"', "captured"))
-        ((_, source),) = [(node.id, node.source) for node in load("shop:pipeline").pipeline.build().sources]
+        ((_, source),) = [(node.id, node.source) for node in load("captured_shop:pipeline").pipeline.build().sources]
         assert isinstance(source, PostgresChanges)
         finder = source.finder("customers")
         (position,) = finder.find(())
@@ -130,20 +130,20 @@ def test_what_cannot_be_captured_says_why(shop: Shop) -> None:
 
 
 def test_a_pipeline_without_captured_changes(shop: Shop) -> None:
-    text = (shop.command.folder / "shop.py").read_text()
+    text = (shop.command.folder / "captured_shop.py").read_text()
     text = text[: text.index("customers =")].replace("import KafkaSink", "import KafkaSink, KafkaSource")
     text += 'pipeline.source("in", KafkaSource("in", value=int)).sink("out", KafkaSink("out"))\n'
-    (shop.command.folder / "shop.py").write_text(text)
+    (shop.command.folder / "captured_shop.py").write_text(text)
     shop.refused("shop has no source that captures changes")
 
 
 def test_the_doctor_says_how_much_log_is_kept(shop: Shop) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
-    subject: Any = SimpleNamespace(graph=load("shop:pipeline").pipeline.build())
+    subject: Any = SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build())
     without, found = Findings(), Findings()
     check_slots(subject, without)
     assert ["there is no replication slot" in why for _, why, _ in without.unchecked] == [True]
-    shop.command.done("changes", "setup", "shop:pipeline")
+    shop.command.done("changes", "setup", "captured_shop:pipeline")
     check_slots(subject, found)
     ((checked,), problems) = found.checked, found.diagnoses
     assert checked.startswith(f"slot {NAME} of source customers: ")
