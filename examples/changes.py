@@ -96,8 +96,8 @@ def main() -> None:
     servers, rows = given.bootstrap_servers, f"{given.topic}-rows"
     compacted = NewTopic(rows, num_partitions=1, config={"cleanup.policy": "compact"})
     admin = AdminClient({"bootstrap.servers": servers})
-    topics = admin.create_topics([compacted])  # pyright: ignore[reportUnknownMemberType] - its futures have no type
-    topics[rows].result(LIMIT_S)
+    made = admin.create_topics([compacted])[rows]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - no type
+    made.result(LIMIT_S)
     execute(TABLE, ROWS)
     captured().setup()
     try:
