@@ -320,7 +320,6 @@ def test_pages_are_in_the_order_of_the_column(shop: Shop, monkeypatch: pytest.Mo
     assert rows_of(shop.changes) == {id: Word(id, 1) for id in ("a", "A", "b", "B", "c", "C")}
 
 
-@pytest.mark.exhaustive(but=["0-DEFAULT", "1-FULL"])
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_a_large_key_is_unchanged(shop: Shop, identity: str) -> None:
     """The server sends it with the old row alone."""
@@ -446,7 +445,6 @@ def test_a_table_that_cannot_be_captured(shop: Shop, columns: str, remedy: str) 
         capture()
 
 
-@pytest.mark.exhaustive(but=["0-DEFAULT", "1-FULL"])
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_a_deferrable_key_is_refused(shop: Shop, identity: str) -> None:
     """Its rows may trade keys within a statement; and once it is published, the server would refuse updates."""
