@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,7 +43,7 @@ from exactlyonce.connectors.postgres.change_values import (
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.slot import Cursor, Pages, Slot, identity_of, lost, require_same, require_slot
-from exactlyonce.connectors.postgres.table_rows import ANSWER_S, found_table, looked_up
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, found_table
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
@@ -59,10 +58,11 @@ JUDGED_MAX = 1_000
 TAKE_OVER_MS = 10_000
 _PAGE_SETTINGS = {
     **TEXTS,
-    "options": f"{TEXTS['options']} -c enable_sort=off -c enable_bitmapscan=off -c row_security=off",
+    "options": " ".join(
+        [TEXTS["options"], *(f"-c {name}={value}" for name, value in BY_INDEX.items()), "-c row_security=off"]
+    ),
 }
-"""Pages come by the key's index: without statistics of the table, the server would sort all that is left for each. A
-policy that would hide rows is an error."""
+"""Of the session that reads pages. A policy that would hide rows is an error."""
 
 
 class OpenSlot(OpenSplit):
@@ -80,8 +80,6 @@ class OpenSlot(OpenSplit):
         """What was fetched of the stream, and whether it is to be given."""
         self._skip = 0
         """The changes of the transaction at hand that were done with before the stream began."""
-        self._inside = False
-        """Whether the stream is within a transaction."""
         self._end: int | None = None
         """A position of the server's log, asked since the stream last gave anything."""
         self._ask_s = self._page_s = 0.0
@@ -96,8 +94,6 @@ class OpenSlot(OpenSplit):
         """Whether there is no page after the newest."""
         try:
             self._table = found_table(self._session, source, self._id)
-            schema, name, *_ = looked_up(self._session, source.table, self._id)
-            self._place = f"{schema}.{name}"
             self._start(take_over=True)
         except BaseException:
             self.close()
@@ -129,10 +125,8 @@ class OpenSlot(OpenSplit):
             )
         if slot.holder is not None:
             self._free(slot, take_over=take_over)
-        self._stream = ChangeStream(
-            source.dsn, source.slot_name, source.slot_name, self._place, self._table.oid, cursor.lsn
-        )
-        self._skip, self._inside, self._end = cursor.index, False, None
+        self._stream = ChangeStream(source.dsn, source.slot_name, self._table, cursor.lsn)
+        self._skip, self._end = cursor.index, None
         self._ready.clear()
 
     def _free(self, slot: Slot, *, take_over: bool) -> None:
@@ -178,7 +172,7 @@ class OpenSlot(OpenSplit):
     def _is_due(self) -> bool:
         """Whether the stream is where the next page is read, or the last one is over."""
         pages = self._cursor.pages
-        at_end = not self._inside and not self._ready
+        at_end = self._stream is not None and not self._stream.inside and not self._ready
         return pages is not None and at_end and (not pages.snapshot or self._cursor.lsn >= pages.until)
 
     def _fetch(self, records_max: int) -> None:
@@ -190,7 +184,6 @@ class OpenSlot(OpenSplit):
         for message in self._stream.messages():
             match message:
                 case RowChange():
-                    self._inside = True
                     parts = self._parts(message)
                     skipped = min(self._skip, len(parts))
                     self._skip -= skipped
@@ -202,7 +195,7 @@ class OpenSlot(OpenSplit):
                     self._look_at(message)
                 case End(lsn, is_commit):
                     if is_commit:
-                        self._inside, self._skip = False, 0
+                        self._skip = 0
                     items.append(message)
                     if pages is not None and lsn >= pages.until:
                         break  # a page is due
@@ -378,9 +371,7 @@ class OpenSlot(OpenSplit):
     def _page_rows(self, records_max: int) -> list[Part]:
         pages = self._cursor.pages
         assert pages is not None
-        rows = list(islice(self._page, records_max))
-        for _ in rows:
-            self._page.popleft()
+        rows = [self._page.popleft() for _ in range(min(records_max, len(self._page)))]
         if rows:
             pages.through = rows[-1].key
             pages.last = self._is_last and not self._page
@@ -408,7 +399,7 @@ class OpenSlot(OpenSplit):
 
     def caught_up(self) -> bool:
         """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
-        if self._page or self._ready or self._inside or self._stream is None:
+        if self._page or self._ready or self._stream is None or self._stream.inside:
             return False
         if (now_s := time.monotonic()) >= self._ask_s:
             self._ask_s = now_s + ASK_S

@@ -10,19 +10,18 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
+from exactlyonce.connectors.postgres.table_rows import VALUE_TEXTS, TableInServer
 from exactlyonce.pipeline.changes import Op
 
-TEXTS = {
-    "client_encoding": "UTF8",
-    "options": "-c datestyle=ISO -c timezone=UTC -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1",
-}
-"""Settings by which the texts of values are the same for every role and database."""
+TEXTS = {"client_encoding": "UTF8", "options": " ".join(f"-c {name}={value}" for name, value in VALUE_TEXTS.items())}
+"""Settings of a session by which the texts of values are the same for every role and database."""
 APPLICATION = "exactlyonce changes"
 """The name of the sessions that read a slot."""
 STATUS_S = 10
@@ -97,20 +96,19 @@ class System(NamedTuple):
 class ChangeStream:
     """A walsender's stream from *lsn* on, the end of a transaction."""
 
-    def __init__(self, dsn: str, slot: str, publication: str, table: str, oid: int, lsn: int) -> None:
-        """*table*: schema.name as it is now; the table of *oid* may have had another."""
+    def __init__(self, dsn: str, slot: str, table: TableInServer, lsn: int) -> None:
+        """*slot* is also the publication's name. The *table* may have had another name."""
         self._connection = PostgresConnection(
             dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **TEXTS}
         )
-        self._schema, _, self._name = table.rpartition(".")
-        self._oid = oid
+        self._table = table
         self._relation, self._begin = Relation(0, ()), Begin(0, 0, None)
         self._acknowledged = lsn
-        self._inside = False
+        self.inside = False
         """Whether a transaction has begun."""
         self._status_s = time.monotonic()
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})").format(
-            sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{publication}"')
+            sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"')
         )
         self._copy = self._connection.replicate(command)
 
@@ -142,7 +140,7 @@ class ChangeStream:
             _, end, _, asks = struct.unpack_from("!cQQB", data)
             if asks:
                 self._tell(False)
-            if not self._inside:
+            if not self.inside:
                 yield End(end, False)
             return
         kind = data[_HEADER : _HEADER + 1]
@@ -152,11 +150,11 @@ class ChangeStream:
                 yield self._row_change(kind, data)
         elif kind == b"B":
             lsn, at_us, transaction = struct.unpack_from("!QqI", data, _HEADER + 1)
-            self._inside = True
+            self.inside = True
             self._begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
         elif kind == b"C":
             (end,) = struct.unpack_from("!Q", data, _HEADER + 10)
-            self._inside = False
+            self.inside = False
             yield End(end, True)
         elif kind == b"R":
             yield from self._relation_of(data)
@@ -177,8 +175,8 @@ class ChangeStream:
     def _relation_of(self, data: bytes) -> Iterator[Relation]:
         (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
         schema, name, rest = data[_HEADER + 5 :].split(b"\0", 2)
-        is_namesake = (schema.decode() or "pg_catalog", name.decode()) == (self._schema, self._name)
-        if oid != self._oid and not is_namesake:
+        is_namesake = sql.Identifier(schema.decode() or "pg_catalog", name.decode()) == self._table.name
+        if oid != self._table.oid and not is_namesake:
             return
         is_full = rest[:1] == b"f"
         (count,), at = struct.unpack_from("!H", rest, 1), 3
@@ -233,23 +231,22 @@ def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:
     return values, at
 
 
+def _answer(dsn: str, command: sql.Composed) -> tuple[Any, ...]:
+    """The one row that a walsender answers to *command*."""
+    with closing(PostgresConnection(dsn, Limits(), {"replication": "database"})) as connection:
+        (row,) = connection.rows(command)
+        return row
+
+
 def system_of(dsn: str) -> System:
     """The identity of the server's log now."""
-    connection = PostgresConnection(dsn, Limits(), {"replication": "database"})
-    try:
-        ((id, timeline, *_),) = connection.rows("IDENTIFY_SYSTEM")
-        return System(id, int(timeline))
-    finally:
-        connection.close()
+    id, timeline, *_ = _answer(dsn, sql.Composed([sql.SQL("IDENTIFY_SYSTEM")]))
+    return System(id, int(timeline))
 
 
 def left_at(dsn: str, timeline: int, now: int) -> int | None:
     """The position at which *timeline* was left on the way to the timeline *now*; None if it was not."""
-    connection = PostgresConnection(dsn, Limits(), {"replication": "database"})
-    try:
-        ((_, content),) = connection.rows(sql.SQL("TIMELINE_HISTORY {}").format(sql.SQL(str(now))))
-    finally:
-        connection.close()
+    _, content = _answer(dsn, sql.SQL("TIMELINE_HISTORY {}").format(sql.SQL(str(now))))
     text = content.decode() if isinstance(content, bytes) else content
     fields = (line.split() for line in text.splitlines())
     return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)

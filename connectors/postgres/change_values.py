@@ -45,7 +45,7 @@ def places_of(key: tuple[str, ...], relation: Relation) -> tuple[int, ...]:
 
 def key_texts(values: Values, places: tuple[int, ...], old: Values | None = None) -> Key:
     """The key of a row, as text. The *old* row has a large value that an update has left as it was."""
-    if old is not None:
+    if old is not None and UNCHANGED in values:
         values = [was if value is UNCHANGED else value for value, was in zip(values, old, strict=True)]
     return tuple([(values[place] or b"").decode() for place in places])
 

@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.change_stream import System, read_lsn, system_of
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, NAMED, TableInServer, found_table
 from exactlyonce.connectors.tables import Key, columns_of
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable, Unavailable
 from exactlyonce.pipeline.secrets import shown_reference
@@ -33,9 +33,9 @@ class Pages(msgspec.Struct, omit_defaults=True):
     last: bool = False
     """Whether there is no other page: all keys above *after* belong to the newest one."""
     snapshot: str = ""
-    """Of the newest page; empty: there is none, or the stream has passed all that was visible in it."""
+    """Of the newest page; empty: there is none."""
     until: int = 0
-    """The position by which it has passed it."""
+    """The position by which the stream has passed all that was visible in it."""
     dropped: list[int] = []
     """The numbers, of 64 bits, of transactions with a dropped change that may not be visible yet."""
 
@@ -143,11 +143,9 @@ def require_slot(session: PostgresConnection, source: PostgresChanges[Any], id: 
 
 
 def server_problems(session: PostgresConnection) -> Iterator[str]:
-    ((version, level, standby),) = session.rows(
-        "SELECT current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery()"
-    )
-    if version < 140000:
-        yield f"PostgreSQL {version // 10000} is too old, it takes 14 or newer"
+    ((level, standby),) = session.rows("SELECT current_setting('wal_level'), pg_is_in_recovery()")
+    if session.version < 140000:
+        yield f"PostgreSQL {session.version // 10000} is too old, it takes 14 or newer"
     if level != "logical":
         yield f"wal_level is {level}: ALTER SYSTEM SET wal_level = 'logical', and restart the server"
     if standby:
@@ -200,7 +198,7 @@ def _says_key(source: PostgresChanges[Any], identity: str, columns: Sequence[str
 
 
 def identity_of(session: PostgresConnection, source: PostgresChanges[Any], system: System) -> Identity:
-    """What the split is now; a table or an entry of it in the publication that is gone is 0."""
+    """What the split is now; a table or an entry of it in the publication that is gone is 0, or empty."""
     schema, name = source.table.rpartition(".")[::2]
     ((table,),) = session.rows(_OID, (schema or None, name))
     published = session.rows(_published(session), (source.slot_name, table)) if table else []
@@ -315,10 +313,7 @@ WHERE i.indrelid = $1::oid AND i.indisunique AND i.indimmediate AND i.indisvalid
 LIMIT 1
 """
 """A unique index on exactly the columns $2, which may be a replica identity."""
-_OID = """
-SELECT to_regclass(
-    CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))::oid
-"""
+_OID = sql.SQL("SELECT {}::oid").format(sql.SQL(NAMED))
 _PUBLICATION = "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = $1"
 _PUBLISHED = """
 SELECT r.oid::text || '/' || p.xmin::text, {hides} FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid

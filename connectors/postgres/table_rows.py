@@ -89,13 +89,13 @@ def _began_in(connection: PostgresConnection, source: PostgresTableSource[Any], 
 
 
 def _begin(connection: PostgresConnection, source: PostgresTableSource[Any], id: str, snapshot: str) -> None:
-    schema, name, _, kind, _ = looked_up(connection, source.table, id)
+    schema, name, _, kind, _ = _looked_up(connection, source.table, id)
     locked = sql.Identifier(schema, name) if kind in _TABLES else None
     connection.begin("exactlyonce", _NEVER, snapshot=snapshot, reads=locked)
-    connection.rows(_TEXTS)
+    connection.rows(_SETTINGS)
 
 
-def looked_up(connection: PostgresConnection, table: str, id: str) -> tuple[str, str, int, str, bool]:
+def _looked_up(connection: PostgresConnection, table: str, id: str) -> tuple[str, str, int, str, bool]:
     """The schema, the name, the oid and the kind of the *table* of source *id*, and whether others inherit from it."""
     schema, _, name = table.rpartition(".")
     rows = connection.rows(_FIND, (schema or None, name))
@@ -111,7 +111,7 @@ def found_table(
     connection: PostgresConnection, source: KeyedRows[Any], id: str, split: TableSplit | None = None
 ) -> TableInServer:
     """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not the table of *split*."""
-    schema, name, oid, kind, is_parent = looked_up(connection, source.table, id)
+    schema, name, oid, kind, is_parent = _looked_up(connection, source.table, id)
     if split is not None and split.table != str(oid):
         raise Halt(
             f"Source {id!r} has read a part of the table {source.table}, which was dropped and created again since "
@@ -275,21 +275,29 @@ _SERVER_MARK = "@"
 _SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 _SNAPSHOT_GONE = ("[22023]", "[42704]", "[55000]")
 """SQLSTATEs of an exported snapshot that is no more: before PostgreSQL 17, since then, and while its session ends."""
-_TEXTS = """
-SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true),
-    set_config('intervalstyle', 'iso_8601', true), set_config('bytea_output', 'hex', true),
-    set_config('extra_float_digits', '1', true), set_config('enable_sort', 'off', true),
-    set_config('enable_bitmapscan', 'off', true)
-"""
-"""The texts of values are the same for every role and database. Pages come by the key's index: without statistics of
-the table, the server would sort all that is left for each page."""
-_FIND = """
+VALUE_TEXTS = {
+    "datestyle": "ISO",
+    "timezone": "UTC",
+    "intervalstyle": "iso_8601",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+}
+"""Settings by which the texts of values are the same for every role and database."""
+BY_INDEX = {"enable_sort": "off", "enable_bitmapscan": "off"}
+"""Pages come by the key's index: without statistics of the table, the server would sort all that is left for each."""
+_SETTINGS = sql.SQL("SELECT {}").format(
+    sql.SQL(", ").join(
+        sql.SQL("set_config({}, {}, true)").format(sql.Literal(name), sql.Literal(value))
+        for name, value in (VALUE_TEXTS | BY_INDEX).items()
+    )
+)
+NAMED = "to_regclass(CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))"
+"""The table of schema $1, or of the search path, and name $2; NULL: there is none."""
+_FIND = sql.SQL("""
 SELECT n.nspname, c.relname, c.oid, c.relkind::text,
     c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid)
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = to_regclass(
-        CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))
-"""
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {}
+""").format(sql.SQL(NAMED))
 _COLUMNS = """
 SELECT a.attname,
     format_type(a.atttypid, a.atttypmod)
