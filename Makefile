@@ -67,7 +67,7 @@ test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	$(PYTEST) --matrix --durations=25 tests/stores $(ARGS)
 
 # A crash or a lost request at every step of the protocol, on real servers: some hours. One that was broken off goes on.
-# make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for docs/guarantees.md.
+# make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for tests/README.md.
 crash-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	.venv/bin/python tests/crash_matrix/run.py $(ARGS)
 
@@ -82,7 +82,7 @@ kafka: .venv/dev.stamp .venv/java.stamp
 	@.venv/bin/python tests/connectors/embedded/rig/broker_classes.py
 	@.venv/bin/python tests/spark/rig/spark_classes.py
 
-# Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see docs/guarantees.md.
+# Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see tests/README.md.
 soak: .venv/dev.stamp
 	.venv/bin/python tests/simulation/soak.py $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 

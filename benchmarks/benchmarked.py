@@ -24,6 +24,9 @@ from exactlyonce import (
     Windowed,
 )
 from exactlyonce.connectors import FileSource, KafkaSource
+from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.source import Source
+from exactlyonce.pipeline.stream import Stream
 from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
@@ -73,14 +76,12 @@ def add(total: int | None, order: Order) -> tuple[int, Total]:
     return total, Total(order.customer, total, order.ts)
 
 
-def _totals(name: str, orders: KafkaSource[Order] | FileSource[Order], sink: str) -> Pipeline:
+def _totals(
+    name: str, orders: Source[Order], sink: str, function: Any = add, value: AvroCodec[Any] | None = None
+) -> Pipeline:
     pipeline = Pipeline(name)
-    (
-        pipeline.source("in", orders)
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(sink, key=lambda total: total.customer))
-    )
+    totals = pipeline.source("in", orders).key_by(lambda order: order.customer).stateful_map("totals", function)
+    totals.sink("out", KafkaSink(sink, value=value, key=lambda total: total.customer))
     return pipeline
 
 
@@ -96,14 +97,8 @@ def file_totals(name: str, folder: str, sink: str) -> Pipeline:
 
 def avro_totals(name: str, source: str, sink: str, registry: str) -> Pipeline:
     """`totals`, in Avro with a schema registry."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("in", KafkaSource(source, value=AvroCodec(Order, registry=registry)))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(sink, value=avro_of(Total, registry), key=lambda total: total.customer))
-    )
-    return pipeline
+    orders = KafkaSource(source, value=AvroCodec(Order, registry=registry))
+    return _totals(name, orders, sink, value=avro_of(Total, registry))
 
 
 def avro_of(type_: type[Any], registry: str) -> AvroCodec[Any]:
@@ -139,6 +134,13 @@ def event_ms(order: Order) -> int:
     return order.id + 2_000 - order.id * 7_919 % 1_500
 
 
+def _timed(name: str, source: str) -> tuple[Pipeline, Stream[Order]]:
+    """Orders with their event times."""
+    pipeline = Pipeline(name)
+    timed = KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
+    return pipeline, pipeline.source("in", timed)
+
+
 def counted(count: int, order: Order) -> int:
     """One more."""
     return count + 1
@@ -150,10 +152,7 @@ def windowed(name: str, source: str, sink: str, window: str) -> Pipeline:
         "tumbling": Tumbling("10s"), "folded": Tumbling("10s"), "hopping": Hopping("60s", every="5s"),
         "session": Session("3s"),
     }  # fmt: skip
-    pipeline = Pipeline(name)
-    orders = pipeline.source(
-        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
-    )
+    pipeline, orders = _timed(name, source)
     chosen = orders.key_by(lambda order: order.customer).window(windows[window])
     counts: Any = chosen.fold("counts", int, counted) if window == "folded" else chosen.aggregate("counts", Count())
     counts.sink("out", KafkaSink(sink, key=lambda count: count.key))
@@ -175,17 +174,14 @@ def as_counted(window: Windowed[str, int]) -> Counted:
 
 def counts(name: str, source: str, sink: str) -> Pipeline:
     """The number of orders per customer in windows of 10 s, in the form that other systems write, too."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source(
-        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
-    )
+    pipeline, orders = _timed(name, source)
     windows = orders.key_by(lambda order: order.customer).window(Tumbling("10s")).aggregate("counts", Count())
     windows.map(as_counted).sink("out", KafkaSink(sink, key=lambda counted: counted.customer))
     return pipeline
 
 
 def rounds(name: str, source: str, sink: str, orders: str) -> Pipeline:
-    """The number of orders per customer in windows that end at once: those of *orders* orders are of one window."""
+    """The number of orders per customer in windows that end at once: one window has all of *orders* orders."""
     pipeline, count = Pipeline(name), int(orders)
     numbered = KafkaSource(source, value=Order, time=EventTime(lambda order: order.id // count * 10_000, ahead=None))
     counts = pipeline.source("in", numbered).key_by(lambda order: order.customer).window(Tumbling("10s"))
@@ -209,10 +205,7 @@ IDS = 1_000_000
 
 def deduplicated(name: str, source: str, sink: str) -> Pipeline:
     """The first order of each of many ids."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source(
-        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
-    )
+    pipeline, orders = _timed(name, source)
     once = orders.key_by(lambda order: order.id % IDS).deduplicate("once", within="1h")
     once.sink("out", KafkaSink(sink, key=lambda order: order.customer))
     return pipeline
@@ -221,10 +214,7 @@ def deduplicated(name: str, source: str, sink: str) -> Pipeline:
 def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
     """Orders as of one in ten of them, the versions; or the even ones with the odd ones of the next two, so that each
     has one partner."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source(
-        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
-    )
+    pipeline, orders = _timed(name, source)
     if kind == "as-of":
         versions = orders.filter(lambda order: order.id % 11 == 0).key_by(lambda order: order.customer)
         lefts = orders.filter(lambda order: order.id % 11 != 0).key_by(lambda order: order.customer)
@@ -252,10 +242,7 @@ class Quiet:
 
 def paired(name: str, source: str, sink: str) -> Pipeline:
     """Orders joined with their partners, as `joined` does, and customers without an order for a second by timers."""
-    pipeline = Pipeline(name)
-    orders = pipeline.source(
-        "in", KafkaSource(source, value=Order, time=EventTime(event_ms, disorder="2s", ahead=None))
-    )
+    pipeline, orders = _timed(name, source)
     evens = orders.filter(lambda order: order.id % 2 == 0).key_by(lambda order: order.id // 2)
     odds = orders.filter(lambda order: order.id % 2 == 1).key_by(lambda order: order.id // 2)
     evens.join("joined", odds, within=("-2s", "2s")).sink("out", KafkaSink(sink, key=lambda joined: joined.key))
@@ -302,14 +289,7 @@ def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
 
 def slow_totals(name: str, source: str, sink: str) -> Pipeline:
     """`totals`, slow after its shuffle."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("in", KafkaSource(source, value=Order))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add_slowly)
-        .sink("out", KafkaSink(sink, key=lambda total: total.customer))
-    )
-    return pipeline
+    return _totals(name, KafkaSource(source, value=Order), sink, add_slowly)
 
 
 def after_shuffles(name: str, source: str, sink: str, shuffles: int, ms: float) -> Pipeline:
@@ -343,45 +323,35 @@ def padded(name: str, source: str, sink: str) -> Pipeline:
     return pipeline
 
 
+def _stored(name: str, source: str, sink: Sink[Order]) -> Pipeline:
+    pipeline = Pipeline(name)
+    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", sink)
+    return pipeline
+
+
 def to_postgres(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table."""
-    pipeline = Pipeline(name)
-    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", PostgresSink("orders", dsn=place))
-    return pipeline
+    return _stored(name, source, PostgresSink("orders", dsn=place))
 
 
 def to_mariadb(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table."""
-    pipeline = Pipeline(name)
-    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", MySQLSink("orders", dsn=place))
-    return pipeline
+    return _stored(name, source, MySQLSink("orders", dsn=place))
 
 
 def to_redis(name: str, source: str, place: str) -> Pipeline:
     """Each order as JSON under a key of its own."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("in", KafkaSource(source, value=Order)).sink(
-            "out", RedisSink(place, key=lambda order: f"order:{order.id}")
-        )
-    )
-    return pipeline
+    return _stored(name, source, RedisSink(place, key=lambda order: f"order:{order.id}"))
 
 
 def to_delta(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table in a folder."""
-    pipeline = Pipeline(name)
-    sink: DeltaSink[Order] = DeltaSink(f"{place}/orders", create=True)
-    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", sink)
-    return pipeline
+    return _stored(name, source, DeltaSink(f"{place}/orders", create=True))
 
 
 def to_iceberg(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table whose catalog is beside it."""
-    pipeline = Pipeline(name)
-    sink: IcebergSink[Order] = IcebergSink("shop.orders", catalog=iceberg_properties(place), create=True)
-    pipeline.source("in", KafkaSource(source, value=Order)).sink("out", sink)
-    return pipeline
+    return _stored(name, source, IcebergSink("shop.orders", catalog=iceberg_properties(place), create=True))
 
 
 def iceberg_properties(place: str) -> dict[str, str]:
@@ -407,11 +377,4 @@ def add_to_profile(profile: Profile | None, order: Order) -> tuple[Profile, Tota
 
 def profiles(name: str, source: str, sink: str) -> Pipeline:
     """A running total per customer, whose state is larger than a number."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("in", KafkaSource(source, value=Order))
-        .key_by(lambda order: order.customer)
-        .stateful_map("profiles", add_to_profile)
-        .sink("out", KafkaSink(sink, key=lambda total: total.customer))
-    )
-    return pipeline
+    return _totals(name, KafkaSource(source, value=Order), sink, add_to_profile)

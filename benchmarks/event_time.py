@@ -1,7 +1,7 @@
 """Windows of event time against the running total, on the same orders: records a second, in alternating rounds.
 
 The event time of an order is its number in milliseconds, less up to 1.5 s; so each window of 10 s has some ten orders
-of each of 1,000 customers. A rate is that of reading, from the first checkpoint to the last.
+of each of 1,000 customers. A rate counts what is read, from the first checkpoint to the last.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The running total in Avro and in Protobuf with a schema registry, against JSON by msgspec, on the same orders.
 
-The registry is that of the environment's EXACTLYONCE_REGISTRY. The runs take turns, as in `throughput.py`.
+The registry is EXACTLYONCE_REGISTRY of the environment. The runs take turns, as in `throughput.py`.
 """
 
 from __future__ import annotations

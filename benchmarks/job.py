@@ -16,7 +16,7 @@ from typing import Any
 
 from cluster import WRITER
 
-from exactlyonce.connectors.embedded.child import dying_with_parent
+from exactlyonce.connectors.embedded.programs import dying_with_parent
 
 HERE = Path(__file__).parent
 LIMIT_S = 900.0

@@ -79,7 +79,7 @@ def _recovery_s(job: Job) -> float:
 
 
 def _increments(state: KeyedTotals, job: Job) -> Iterator[Event]:
-    """Checkpoints in which exactly one key in a hundred changed: those of feedings that no barrier came between."""
+    """Checkpoints in which exactly one key in a hundred changed: no barrier came between their feedings."""
     job.next_checkpoint(1)
     wanted = state.bench.size(20, 5)
     for _ in range(TRIES * wanted):

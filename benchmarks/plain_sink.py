@@ -30,7 +30,7 @@ class PlainWriter(StreamWriter):
         return dict(self.__dict__)
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskMessage:
-        """As `sink_task.write_task`, without a transaction."""
+        """As `sink.task.write_task`, without a transaction."""
         topic = self.options.topic
         config, failures = {**TUNING, **self.options.client().confluent()}, list[ProducerFailure]()
         producer = initialised(config, topic, None, 0, failures.append)

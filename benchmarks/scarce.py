@@ -1,6 +1,6 @@
 """A pipeline with timers and an interval join on a twentieth of a processor, and once it has one again.
 
-All its processes are in a cgroup with a quota of processor time. The broker is outside. Rates are those of results, by
+All its processes are in a cgroup with a quota of processor time. The broker is outside. Rates count results, by
 the end of the output topic, whether they are committed or not. On a busy machine the quota is not always there to take;
 so the twentieth is judged by the results per second of processor time, which the cgroup counts.
 """

@@ -21,7 +21,7 @@ from job import Failed
 from spark_backfill import PARALLELISM, Quiet, backfill, client_of, loaded_at
 from work import Work, totals
 
-from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.audit import Audit
 from exactlyonce.engines.spark.session import session
 from exactlyonce.engines.spark.submit import executors_of, submit_to
 

@@ -26,7 +26,7 @@ from work import SIZE_MS, Work, counts, totals
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.stages import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import session
 from exactlyonce.engines.spark.submit import submit_to

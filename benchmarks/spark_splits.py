@@ -19,10 +19,10 @@ from orders import uniform
 from spark_backfill import MASTER, PARALLELISM, Quiet, client_of, loaded_at
 from work import CUSTOMERS
 
-from exactlyonce.engines.bounded import splits
+from exactlyonce.engines.bounded import stages
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.stages import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import session
 from exactlyonce.engines.spark.submit import submit_to
@@ -56,7 +56,7 @@ def backfill(bench: Bench, submit: Submit, staging: Path, source: str, records: 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
     """The ratio."""
-    records, offsets_min = bench.size(2_000_000, 400_000), splits.SPLIT_OFFSETS_MIN
+    records, offsets_min = bench.size(2_000_000, 400_000), stages.SPLIT_OFFSETS_MIN
     source = f"orders-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(source, partitions=1)
     bench.cluster.feed(source, uniform(records, CUSTOMERS))
@@ -67,10 +67,10 @@ def scenario(bench: Bench) -> Iterator[Figure]:
         for number in range(1, (bench.rounds or bench.size(3, 1)) + 1):
             split_s = backfill(bench, submit, staging, source, records)
             try:
-                splits.SPLIT_OFFSETS_MIN = records
+                stages.SPLIT_OFFSETS_MIN = records
                 whole_s = backfill(bench, submit, staging, source, records)
             finally:
-                splits.SPLIT_OFFSETS_MIN = offsets_min
+                stages.SPLIT_OFFSETS_MIN = offsets_min
             bench.say(f"round {number}: {split_s:.1f} s in splits, {whole_s:.1f} s in one unit")
             rounds.append((split_s, whole_s))
     bench.cluster.delete(source)

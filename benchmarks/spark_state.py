@@ -26,7 +26,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.loading import Loaded, load_reference

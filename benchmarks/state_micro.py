@@ -17,10 +17,9 @@ from time import thread_time as clock
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.state.backend import Table, TableSnapshot
+from exactlyonce.state.backend import CheckpointedState, Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
-from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.stored import StoredState
 
 GROUPS = 128

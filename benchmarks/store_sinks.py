@@ -75,7 +75,7 @@ def scenario(bench: Bench, store: str) -> Iterator[Figure]:
 
 
 def throughput(bench: Bench, place: Place) -> Iterator[Figure]:
-    """Rows a second from Kafka into the store, over those of each way by hand, which take turns to go first."""
+    """Rows a second from Kafka into the store, over the rows of each way by hand, which take turns to go first."""
     target = place.target
     records = bench.size(target.records, target.records // 5)
     source, ways = bench.input(records, CUSTOMERS), ("ours", *target.ways)

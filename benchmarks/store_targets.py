@@ -30,7 +30,7 @@ class Target(ABC):
     plain: str
     """The plain way, in words."""
     ways: tuple[str, ...] = ("memory",)
-    """Those of `store_by_hand.py`."""
+    """The ways of `store_by_hand.py`."""
     records = 500_000
     """For each round: some seconds' worth."""
     keyed = False

@@ -1,4 +1,4 @@
-"""Records a second of our engine against those of the loop by hand, on the same input, in alternating rounds.
+"""Records a second of our engine against the loop by hand, on the same input, in alternating rounds.
 
 Both are whole processes, timed from their first commit to their last, so that start-up does not count. Their outputs
 are counted and compared.

@@ -20,7 +20,7 @@ from benchmarked import Profile
 from state_micro import batches, fetch, write
 
 from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.state.restore import CheckpointedState
+from exactlyonce.state.backend import CheckpointedState
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
 
 GROUPS = 128

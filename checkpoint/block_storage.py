@@ -3,7 +3,7 @@
 Invariants: a block is put once, under a key that no other block has; only a manifest makes it part of a checkpoint. A
 reference names the bytes by their SHA-256: a reader gets exactly these, or `DamagedBlock`. A block that may not be
 durable never gives a reference. A storage that is away is waited for, without blocking writers. Decisions are not kept
-here: their log is Kafka's. `testing/storage_contract/` tests any storage.
+here: their log is Kafka's. `testing/storage_contract.py` tests any storage.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Ticket:
 
 
 class KeysWritten:
-    """The keys of one writer, to find one that is written twice; those of old checkpoints are forgotten."""
+    """The keys of one writer, to find one that is written twice; keys of old checkpoints are forgotten."""
 
     def __init__(self) -> None:
         self._keys: dict[int, set[BlockKey]] = {}

@@ -46,8 +46,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Precommit,
     StagedAck,
 )
-from exactlyonce.checkpoint.restart import RestartStrategy
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import CheckpointSettings, RestartStrategy
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Undetermined, require
 from exactlyonce.pipeline.names import setting
 
@@ -145,7 +144,7 @@ class Attempt:
         self.producers[sink] = self.producers.get(sink, 0) + 1
 
     def lacking(self, sinks: frozenset[Subtask], needed: int) -> list[Subtask]:
-        """Those of *sinks* that have fewer producers ready than *needed*."""
+        """The subtasks of *sinks* that have fewer producers ready than *needed*."""
         return sorted(sink for sink in sinks if self.producers.get(sink, 0) < needed)
 
     def acknowledged(self, subtask: Subtask, ack: Ack, now_ms: int) -> None:

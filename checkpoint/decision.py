@@ -1,4 +1,6 @@
-"""The decision: check, manifest, commit, finalize; and how a decided checkpoint is finished after a crash.
+"""The seam between a decision and the families of sinks; and how a decided checkpoint is finalized, or finished.
+
+`Leader.decide` is the decision: check, manifest, commit, finalize. `finish` is for one that a crash has left decided.
 
 Invariants: nothing of checkpoint *n* is committed before its manifest is durable; at most the highest manifest is
 unfinalized. Each family of sinks has its own commit, a `CommitProtocol`: only committables that a durable manifest or
@@ -14,9 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Refuse, Unresolved, Verdict
-from exactlyonce.checkpoint.records.encoding import TooLarge
+from exactlyonce.checkpoint.events import PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.records.manifest import (
     Finalized,
     Incarnation,
@@ -25,9 +25,8 @@ from exactlyonce.checkpoint.records.manifest import (
     Repair,
     StoredBlock,
 )
-from exactlyonce.checkpoint.requests import Outcome, Outputs, Procedure, concurrently
+from exactlyonce.checkpoint.requests import Outcome, Outputs, Procedure
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined, require
-from exactlyonce.pipeline.names import setting
 
 Check = Procedure[Refuse | None]
 """A condition of a decision."""
@@ -110,8 +109,12 @@ class CommitProtocol(ABC):
         """
         yield from ()
 
-    def prepare(self, plan: PendingCheckpoint, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
-        """Find the committables of *plan*; *checks* come first, and may refuse it."""
+    def is_prepared(self, plan: PendingCheckpoint) -> bool:
+        """Whether `prepare` asks nobody; else the leader's own checks come before it."""
+        return True
+
+    def prepare(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
+        """Find the committables of *plan*, or refuse it."""
         yield from ()
         return None
 
@@ -149,92 +152,6 @@ def keep_all(manifest: Manifest) -> Procedure[Dropped]:
     """The `Expire` that drops nothing."""
     yield from ()
     return (), ()
-
-
-def decide(
-    plan: PendingCheckpoint,
-    protocols: Sequence[CommitProtocol],
-    log: DecisionLog,
-    *,
-    make_manifest: Callable[[Outputs], Manifest],
-    expire: Expire,
-    now_ms: Callable[[], int],
-    checks: Callable[[], Sequence[Check]] = tuple,
-    stats: Callable[[], bytes] = bytes,
-) -> Procedure[Verdict]:
-    """Check, then decide, then commit and finalize *plan*.
-
-    *checks* must hold once all have acknowledged. The manifest is produced while they are under way, and only its
-    commit waits for them. *expire* is called once all of the manifest is committed, and *stats* for its mark.
-    """
-    for protocol in protocols:
-        refusal = yield from protocol.prepare(plan, checks)
-        if refusal is not None:
-            return refusal
-    manifest: Manifest | Refuse | None = None
-    while manifest is None:
-        conditions = [*(protocol.check(plan) for protocol in protocols), *checks()]
-        manifest = yield from _produced(log, conditions, make_manifest)
-    if isinstance(manifest, Refuse):
-        return manifest
-    yield ask.Reached("coordinator-checked")
-    if (yield from log.commit()) is not Outcome.DONE:
-        return Unresolved(manifest.checkpoint)
-    decided_at_ms = now_ms()
-    yield ask.Appended((manifest,))
-    fates, unsettled = dict[str, str](), dict[str, str]()
-    for protocol in protocols:
-        committed = yield from protocol.commit(manifest)
-        fates.update(committed.known)
-        unsettled.update(committed.unsettled)
-    decided = Decided(manifest, fates, unsettled, decided_at_ms, now_ms())
-    if decided.finalized:
-        dropped = yield from expire(manifest)
-        at_ms = decided.committed_at_ms
-        yield from finalize(
-            manifest, fates, manifest.incarnation, at_ms, *dropped, decided_at_ms=decided_at_ms, stats=stats()
-        )
-    return decided
-
-
-def _produced(
-    log: DecisionLog, checks: Iterable[Check], make_manifest: Callable[[Outputs], Manifest]
-) -> Procedure[Manifest | Refuse | None]:
-    """Produce the manifest into its transaction while *checks* are under way; take it back if one of them refuses.
-
-    None: the checks have found more partitions of an output than the manifest says, so another one is needed.
-    """
-    outputs: Outputs = yield ask.KnownOutputs()
-    manifest = make_manifest(outputs)
-    try:
-        producing = log.produce(manifest)
-    except TooLarge as error:
-        return Refuse(_no_room(manifest, error))
-    produced, *objections = yield from concurrently(producing, *map(objection, checks))
-    problem = gravest(objections)
-    if not produced:
-        problem = problem or Refuse(f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}")
-    elif problem is not None:
-        yield from log.take_back(str(problem))
-    elif (yield ask.KnownOutputs()) == outputs:
-        return manifest
-    else:
-        yield from log.take_back("a topic of its sinks has more partitions")
-    if isinstance(problem, Exception):
-        raise problem
-    return problem
-
-
-def _no_room(manifest: Manifest, why: TooLarge) -> str:
-    """The reason for a refusal; a restart, which carries nothing over, may do better."""
-    written = sum(len(committable.written) for committable in manifest.committables)
-    return (
-        f"checkpoint {manifest.checkpoint} names more than a manifest has room for: {why}. It has "
-        f"{len(manifest.committables)} transactions in {written} output partitions, rows for {len(manifest.staged)} "
-        f"commits to stores, the state of {sum(operator.parallelism for operator in manifest.operators)} subtasks, "
-        f"{len(manifest.order_logs)} order logs and {len(manifest.offsets)} input partitions. If that happens again, "
-        f"use a lower {setting('parallelism')} or {setting('tolerable_failed')}, or output topics with fewer partitions"
-    )
 
 
 def finalize(

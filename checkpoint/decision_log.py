@@ -46,6 +46,7 @@ from exactlyonce.checkpoint.requests import (
     Procedure,
     Request,
     TransactionState,
+    TxnState,
     Unreadable,
     Write,
     concurrently,
@@ -427,7 +428,7 @@ class DecisionLog:
             name = self._writer.transactional_id
             with suppress(BrokerUnavailable):
                 state: TransactionState | None = (yield ask.DescribeTransactions((name,)))[name]
-                if state is not None and state.state == "CompleteAbort":
+                if state is not None and state.state == TxnState.COMPLETE_ABORT:
                     return Undetermined(
                         f"The broker has ended a transaction in {self.topic.name} that took too long. This incarnation "
                         f"ends; the next one reads what is true. Nothing is lost."
@@ -444,7 +445,7 @@ class DecisionLog:
     # --- beside the log
 
     def dead(self, refs: Iterable[BlockRef]) -> Procedure[list[BlockRef]]:
-        """Those of *refs*, in the storage of this incarnation, that may be gone, so that no manifest may name them.
+        """The *refs* in the storage of this incarnation that may be gone, so that no manifest may name them.
 
         This incarnation may have dropped a block; older ones are fenced, and dropped only blocks that no manifest read
         here names. Or somebody deleted the topic, or the first records of a partition. A key is never written twice, so
@@ -543,5 +544,5 @@ def _writes(written: Iterable[tuple[DecisionKey, bytes]], dropped: Iterable[Deci
 
 
 def tombstones(blocks: Iterable[StoredBlock]) -> tuple[Write, ...]:
-    """The writes that remove those of *blocks* in the checkpoint topic."""
+    """The writes that remove the *blocks* that are in the checkpoint topic."""
     return tuple(Write(ref.partition, ref.key, None) for storage, ref in blocks if storage == TOPIC)

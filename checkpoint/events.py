@@ -163,7 +163,7 @@ class PendingCheckpoint:
     aborted: tuple[AbortedCheckpoint, ...] = ()
     """The checkpoints that were aborted since the last completed one."""
     precommits: list[Precommit] = field(default_factory=list)
-    """The output that its manifest will carry, also that of aborted checkpoints before it; so in the next two."""
+    """The output that its manifest will carry, also of aborted checkpoints before it; so in the next two."""
     staged: list[StagedAck] = field(default_factory=list)
     order_logs: list[OrderLog] = field(default_factory=list)
     ages_ms: dict[str, int] = field(default_factory=dict)

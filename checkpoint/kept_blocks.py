@@ -1,4 +1,4 @@
-"""The blocks that are kept: those that a manifest still needs; and orphans, which none does (docs/design/orphans.md).
+"""The blocks that are kept: those that a manifest still needs; and orphans, which none does (docs/design/blocks.md).
 
 Invariants of what is kept: a block is dropped only after the manifest that no longer needs it is durable, and never
 while a retained manifest, a pending checkpoint's base or a savepoint refers to its key, in whatever storage: a storage
@@ -89,7 +89,7 @@ def may_need(checkpoint: int, key: str) -> bool:
 
 
 def possible_needs(checkpoint: int, blocks: Iterable[StoredBlock]) -> dict[str, list[BlockRef]]:
-    """Those of *blocks* that *checkpoint* may need, by storage."""
+    """The *blocks* that *checkpoint* may need, by storage."""
     return by_storage(block for block in blocks if may_need(checkpoint, block.ref.key))
 
 
@@ -185,7 +185,7 @@ class BlockUse:
         return [key for key in dead if key not in held] if held else dead
 
     def _held(self, keys: Iterable[str]) -> set[str]:
-        """Those of *keys* that a checkpoint with unknown references may need."""
+        """The *keys* that a checkpoint with unknown references may need."""
         if not self._unknown:
             return set()
         newest = max(self._unknown)

@@ -8,33 +8,34 @@ by one. For one thread at a time, except `acknowledged`, which hands over to `de
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.commits.kafka import TransactionCommits
+from exactlyonce.checkpoint.commits.kafka import Resolution, TransactionCommits
 from exactlyonce.checkpoint.commits.stores import NOTED_INTERVAL_MS, StagedCommits
-from exactlyonce.checkpoint.decision import CommitProtocol, Dropped, Expire, decide, finalize, finish
+from exactlyonce.checkpoint.decision import Check, CommitProtocol, Dropped, Expire, finalize, finish, gravest, objection
 from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
 from exactlyonce.checkpoint.events import (
     Ack,
     Decided,
     PendingCheckpoint,
     Refuse,
+    Unresolved,
     Verdict,
 )
 from exactlyonce.checkpoint.kept_blocks import Retention
-from exactlyonce.checkpoint.leader_config import LeaderConfig
+from exactlyonce.checkpoint.leader_config import LeaderConfig, RecordLimits
 from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
+    COMMITTED,
     HISTORY,
     HISTORY_ENDED,
     INITIAL,
@@ -53,16 +54,14 @@ from exactlyonce.checkpoint.records.manifest import (
     skips_between,
     transaction_prefix,
 )
-from exactlyonce.checkpoint.requests import Outcome, Outputs, Procedure, R, relayed
+from exactlyonce.checkpoint.requests import Outcome, Outputs, Procedure, R, concurrently, relayed
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, settle
-from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     Fenced,
     Halt,
     InvariantViolation,
     Outdated,
-    RecordError,
     StoreUnavailable,
     Unavailable,
     Undetermined,
@@ -75,73 +74,8 @@ WATCH_INTERVAL_MS = 60_000
 HEARTBEAT_PAUSE_MS = 200
 """Before a refused heartbeat is tried again."""
 
-LATE_MIN = 100
-"""So many late records are the fewest that may stop a job."""
-LATE_SPAN = 10_000
-"""So many records of an operator, at most, stand for all that came before a checkpoint."""
 UNTOLD = (Fenced, Undetermined, BrokerUnavailable, Unavailable, Outdated, InvariantViolation)
 """Errors that do not end a pipeline, or after which this incarnation may not act: `Leader.fail` is not for them."""
-
-
-class LateRecords:
-    """The late records that each operator left out, as a share of its latest records.
-
-    All records before a checkpoint count as `LATE_SPAN` at most, so that the share is one of the latest also after
-    months. Below `LATE_MIN` late records no share is too large.
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._before: dict[str, tuple[int, int]] = {}
-        """By operator, those left out and all, as acknowledged for the newest decided checkpoint of this attempt."""
-        self._lately: dict[str, tuple[int, int]] = {}
-        """Likewise, of the latest records up to that checkpoint: `LATE_SPAN` of all at most."""
-
-    def begin_attempt(self) -> None:
-        """Workers count from 0 again."""
-        self._before = {}
-
-    def check(self, plan: PendingCheckpoint) -> None:
-        """Raise RecordError if an operator would have left out more than the share with *plan*."""
-        for operator, (late, came) in self._with(self._counts(plan)).items():
-            if late >= LATE_MIN and late > self._share * came:
-                raise RecordError(
-                    f"Operator {operator!r} leaves out {late:,} of its latest {came:,} records, since they are late: "
-                    f"more than {setting('max_late')} {self._share:g} allows. The job has stopped before checkpoint "
-                    f"{plan.checkpoint}; its records are read again. The lines above that begin with 'late' count "
-                    f"them, and name some. If records of a partition are out of order, as those of several producers, "
-                    f"raise disorder= of the source, or of with_time. If a record's time was ahead of all others, "
-                    f"lower ahead=. If partitions were silent for longer than idle=, raise that. If a run before was "
-                    f"drained (--drain), it has closed all windows up to its end. Give the operator late= to keep such "
-                    f"records in an output, or let it leave them out with {setting('max_late')} 1. See "
-                    f"docs/event-time.md.",
-                    operator=operator,
-                )
-
-    def decided(self, plan: PendingCheckpoint) -> None:
-        """The records of *plan* count as decided."""
-        counts = self._counts(plan)
-        self._lately = {
-            operator: (late, came) if came < LATE_SPAN else (late * LATE_SPAN // came, LATE_SPAN)
-            for operator, (late, came) in self._with(counts).items()
-        }
-        self._before = counts
-
-    def _counts(self, plan: PendingCheckpoint) -> dict[str, tuple[int, int]]:
-        late, came = Counter[str](), Counter[str]()
-        for left_out in chain.from_iterable(ack.left_out for ack in plan.acks.values()):
-            late[left_out.operator] += left_out.records
-            came[left_out.operator] += left_out.came
-        return {operator: (late[operator], came[operator]) for operator in came}
-
-    def _with(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """By operator, those of late and those at the barriers that gave *counts*."""
-        nothing, sums = (0, 0), dict[str, tuple[int, int]]()
-        for operator, (late, came) in counts.items():
-            late_before, came_before = self._before.get(operator, nothing)
-            late_lately, came_lately = self._lately.get(operator, nothing)
-            sums[operator] = late_lately + late - late_before, came_lately + came - came_before
-        return sums
 
 
 class Leader:
@@ -157,7 +91,7 @@ class Leader:
         self._noted_ms = -NOTED_INTERVAL_MS
         self._arrived = deque[Ack]()
         """Acknowledgements from another thread that are not absorbed yet."""
-        self._late = LateRecords(config.max_late)
+        self._limits = RecordLimits(config)
         self._written_bytes = dict[int, int]()
         """The bytes of blocks by checkpoint, since the last decided one."""
         self.transactions = TransactionCommits(
@@ -350,7 +284,7 @@ class Leader:
             )
         )
         for name, fate in fates.items():
-            if fate != "committed":
+            if fate != COMMITTED:
                 self._note(f"checkpoint {manifest.checkpoint}: output {name} {fate}")
         return fates
 
@@ -382,7 +316,7 @@ class Leader:
         """
         yield from self._confirm_leading()
         self.attempt = attempt
-        self._late.begin_attempt()
+        self._limits.late.begin_attempt()
         for protocol in self._protocols:
             protocol.begin_attempt(attempt)
         unfinished = self.log.history.unfinalized
@@ -442,28 +376,84 @@ class Leader:
             yield from protocol.acknowledged(precommits, outputs)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
-        """Run the decision procedure for *plan*; *pinned* are the bases of checkpoints in flight.
+        """Check, then decide, then commit and finalize *plan*; *pinned* are the bases of checkpoints in flight.
 
-        Raises Halt, before anything is decided, if the acknowledged records may be those of another topic.
+        Raises Halt, before anything is decided, if the acknowledged records may be of another topic.
         """
         yield from self.count_acknowledged()
         if self.log.history.latest is not None:  # all that the manifest will name has been read
             yield from self._look_elsewhere()
-        verdict = yield from self.run(
-            decide(
-                plan,
-                self._protocols,
-                self.log,
-                make_manifest=lambda outputs: self._manifest(plan, outputs),
-                expire=lambda manifest: self._expire(plan, manifest, pinned),
-                now_ms=self._clock.now_ms,
-                stats=lambda: _stats(plan),
-                checks=lambda: (self._check_topics(), self._check_blocks(plan), self._check_records(plan)),
-            )
-        )
+        verdict = yield from self.run(self._decide(plan, pinned))
         if isinstance(verdict, Decided):
-            yield from self._decided(plan, verdict)
+            yield ask.SetPosition(verdict.manifest)
+            self._limits.late.decided(plan)
+            self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
+            if not verdict.finalized:
+                self._retain(plan, verdict.manifest)
         return verdict
+
+    def _decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
+        if not all(protocol.is_prepared(plan) for protocol in self._protocols):
+            problem = gravest((yield from concurrently(*map(objection, self._checks(plan)))))
+            if isinstance(problem, Exception):
+                raise problem
+            if problem is not None:
+                return problem
+        for protocol in self._protocols:
+            refusal = yield from protocol.prepare(plan)
+            if refusal is not None:
+                return refusal
+        manifest: Manifest | Refuse | None = None
+        while manifest is None:
+            manifest = yield from self._produced(plan)
+        if isinstance(manifest, Refuse):
+            return manifest
+        yield ask.Reached("coordinator-checked")
+        if (yield from self.log.commit()) is not Outcome.DONE:
+            return Unresolved(manifest.checkpoint)
+        decided_at_ms = self._clock.now_ms()
+        yield ask.Appended((manifest,))
+        fates, unsettled = dict[str, str](), dict[str, str]()
+        for protocol in self._protocols:
+            committed = yield from protocol.commit(manifest)
+            fates.update(committed.known)
+            unsettled.update(committed.unsettled)
+        decided = Decided(manifest, fates, unsettled, decided_at_ms, self._clock.now_ms())
+        if decided.finalized:
+            self._retain(plan, manifest)
+            dropped = yield from self.retention.expire(manifest, pinned)
+            at_ms, stats = decided.committed_at_ms, _stats(plan)
+            yield from finalize(
+                manifest, fates, manifest.incarnation, at_ms, *dropped, decided_at_ms=decided_at_ms, stats=stats
+            )
+        return decided
+
+    def _produced(self, plan: PendingCheckpoint) -> Procedure[Manifest | Refuse | None]:
+        """Produce the manifest into its transaction while the checks are under way; take it back if one refuses.
+
+        None: the checks have found more partitions of an output than the manifest says, so another one is needed.
+        """
+        checks = [*(protocol.check(plan) for protocol in self._protocols), *self._checks(plan)]
+        outputs: Outputs = yield ask.KnownOutputs()
+        manifest = self._manifest(plan, outputs)
+        try:
+            producing = self.log.produce(manifest)
+        except TooLarge as error:
+            return Refuse(_no_room(manifest, error))
+        produced, *objections = yield from concurrently(producing, *map(objection, checks))
+        problem = gravest(objections)
+        if not produced:
+            why = f"the manifest of checkpoint {manifest.checkpoint} was not written: {self.log.refusal}"
+            problem = problem or Refuse(why)
+        elif problem is not None:
+            yield from self.log.take_back(str(problem))
+        elif (yield ask.KnownOutputs()) == outputs:
+            return manifest
+        else:
+            yield from self.log.take_back("a topic of its sinks has more partitions")
+        if isinstance(problem, Exception):
+            raise problem
+        return problem
 
     def _keep_alive(self) -> Procedure[None]:
         """Write a heartbeat if one is due, while waiting for a store."""
@@ -478,16 +468,13 @@ class Leader:
         if outcome is not Outcome.NOT_WRITTEN:
             self._require(outcome)
 
-    def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
-        yield ask.SetPosition(verdict.manifest)
-        self._late.decided(plan)
-        self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
-        if not verdict.finalized:
-            self._retain(plan, verdict.manifest)
-
     def _retain(self, plan: PendingCheckpoint, manifest: Manifest) -> None:
         blocks = plan.references(manifest)
         self.retention.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
+
+    def _checks(self, plan: PendingCheckpoint) -> tuple[Check, ...]:
+        """The conditions that must hold once all have acknowledged *plan*, beside those of its sinks."""
+        return self._check_topics(), self._check_blocks(plan), self._check_records(plan)
 
     def _check_topics(self) -> Procedure[None]:
         """Raise Halt if an input or output topic was replaced."""
@@ -504,28 +491,8 @@ class Leader:
         return None
 
     def _check_records(self, plan: PendingCheckpoint) -> Procedure[None]:
-        """Raise RecordError if more records were left out as late, or became dead letters, than a limit allows."""
         yield from ()
-        self._late.check(plan)
-        if not self.config.dead_letter_limits:
-            return
-        previous = self.log.history.manifests.get(plan.previous)
-        begin = {} if previous is None else {(o.source, o.partition): o.offset for o in previous.offsets}
-        ends = (offset for ack in plan.acks.values() for offset in ack.offsets)
-        records = sum(end.offset - begin.get((end.source, end.partition), 0) for end in ends)
-        records += 0 if previous is None else previous.records_in_flight
-        letters = Counter[str]()
-        for precommit in plan.precommits:
-            letters[precommit.sink] += precommit.records
-        for sink, limits in self.config.dead_letter_limits.items():
-            if limit := limits.exceeded(letters[sink], records):
-                raise RecordError(
-                    f"Checkpoint {plan.checkpoint} has {letters[sink]:,} dead letters for sink {sink!r}, more than "
-                    f"{limit}. The job has stopped before it: none of them is written, and nothing is lost. The lines "
-                    f"above that begin with 'dead letter' name the first. Fix the pipeline or the input, or raise the "
-                    f"limit, then run again.",
-                    operator=sink,
-                )
+        self._limits.check(plan, self.log.history.manifests.get(plan.previous))
 
     def _absorb(self) -> list[Precommit]:
         """Take in the acknowledgements since the last time, and return their precommits."""
@@ -572,11 +539,6 @@ class Leader:
         for protocol in self._protocols:
             manifest = protocol.with_committables(manifest, plan, self.log.history.latest)
         return config.filled(manifest)
-
-    def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """See `Retention.expire`; *manifest* is durable."""
-        self._retain(plan, manifest)
-        return (yield from self.retention.expire(manifest, pinned))
 
     def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> Procedure[None]:
         """Drop *checkpoint*, if it is a savepoint: now, or later while it is pinned or the newest.
@@ -658,3 +620,15 @@ def _stats(plan: PendingCheckpoint) -> bytes:
         return encode(CheckpointStats(plan.checkpoint, subtasks, plan.aborted))
     except TooLarge:
         return b""
+
+
+def _no_room(manifest: Manifest, why: TooLarge) -> str:
+    """The reason for a refusal; a restart, which carries nothing over, may do better."""
+    written = sum(len(committable.written) for committable in manifest.committables)
+    return (
+        f"checkpoint {manifest.checkpoint} names more than a manifest has room for: {why}. It has "
+        f"{len(manifest.committables)} transactions in {written} output partitions, rows for {len(manifest.staged)} "
+        f"commits to stores, the state of {sum(operator.parallelism for operator in manifest.operators)} subtasks, "
+        f"{len(manifest.order_logs)} order logs and {len(manifest.offsets)} input partitions. If that happens again, "
+        f"use a lower {setting('parallelism')} or {setting('tolerable_failed')}, or output topics with fewer partitions"
+    )

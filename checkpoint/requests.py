@@ -3,6 +3,10 @@
 A procedure is a generator: it yields a request, is sent the answer, and returns a result. It does no I/O itself, so the
 same lines run against a real broker, the in-memory one, and a simulator that crashes between any two of them. The
 driver of a procedure answers each request as its docstring says, or throws the error into it.
+
+The answer comes from the first that has one: `decision_log.recording` for `Append`; then what an engine has added to
+`engines.connections.Connections.answers`, for inputs, stores and outputs; then `engines.connections.Performer`. In the
+simulator the broker model stands in its place.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.pipeline.retries import OF_BROKER
 
 
 class EndAnswer(enum.Enum):
@@ -89,11 +94,30 @@ class Answered(NamedTuple):
     """The first offset of a batch that is `DONE`."""
 
 
+class TxnState:
+    """The states of a transactional id, as brokers name them. A newer broker may have others."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    PREPARE_EPOCH_FENCE = "PrepareEpochFence"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+    DEAD = "Dead"
+    OPEN = (ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_EPOCH_FENCE)
+    """A transaction under the id holds readers back."""
+    ENDED = (COMPLETE_COMMIT, COMPLETE_ABORT, DEAD)
+    CLOSED = (EMPTY, *ENDED)
+    """The transaction under the id is over, even if its markers were lost."""
+
+
 class TransactionState(msgspec.Struct, frozen=True):
     """A transactional id as DescribeTransactions shows it. No proof of what happened in the past."""
 
     transactional_id: str
     state: str
+    """See `TxnState`."""
     producer_id: int
     epoch: int
     timeout_ms: int
@@ -123,8 +147,6 @@ class ProducerState(msgspec.Struct, frozen=True):
 
 R = TypeVar("R")
 Y = TypeVar("Y")
-
-RETRY_PAUSE_FIRST_MS, RETRY_PAUSE_LONGEST_MS = 5, 1_000
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -530,7 +552,7 @@ def retrying(attempt: Callable[[int], Procedure[R]], clock: Clock, deadline_ms: 
 
     *attempt* is given the milliseconds that are left. There is one attempt at least.
     """
-    pause_ms = RETRY_PAUSE_FIRST_MS
+    pauses = iter(OF_BROKER)
     while True:
         try:
             return (yield from attempt(max(0, deadline_ms - clock.monotonic_ms())))
@@ -538,5 +560,4 @@ def retrying(attempt: Callable[[int], Procedure[R]], clock: Clock, deadline_ms: 
             left_ms = deadline_ms - clock.monotonic_ms()
             if left_ms <= 0:
                 raise
-        yield Pause(min(pause_ms, left_ms))
-        pause_ms = min(2 * pause_ms, RETRY_PAUSE_LONGEST_MS)
+        yield Pause(min(next(pauses), left_ms))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
 from exactlyonce.checkpoint.records.manifest import INITIAL, RESTORED, Incarnation, coordinator_id
-from exactlyonce.checkpoint.requests import DescribeTransactions, Pause, Procedure, TransactionState
+from exactlyonce.checkpoint.requests import DescribeTransactions, Pause, Procedure, TransactionState, TxnState
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 LED_LONG_MS = 60_000
@@ -159,7 +159,7 @@ class Succession:
 BEGINNING_TIMEOUT_MS = 3_000
 """How long to wait for the first record of a new coordinator, which may have died before it."""
 BEGINNING_PAUSE_MS = 100
-_BEGINNING = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort")
+_BEGINNING = (TxnState.EMPTY, TxnState.ONGOING, TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 """The states of the id of a coordinator that is initialised, and writes its first record."""
 
 

@@ -140,7 +140,7 @@ def add_command(commands: Commands, name: str, usage: str, summary: str, text: s
 
 
 def give_examples(command: Parser) -> None:
-    """Give each action of *command* without examples of its own those of *command* that are about it."""
+    """Give each action of *command* without examples of its own the examples of *command* about it."""
     examples = (command.description or "").partition("examples:\n")[2].splitlines()
     for actions in command._actions:
         for action in actions.choices.values() if isinstance(actions.choices, dict) else ():

@@ -23,6 +23,7 @@ from exactlyonce.cli.commands import (
     backfill,
     broker,
     cancel,
+    changes,
     checkpoints,
     completion,
     config,
@@ -126,7 +127,7 @@ def parser() -> Parser:
 
 _TASKS: dict[str, tuple[ModuleType, ...]] = {
     "begin": (demo, init, broker, completion),
-    "check before a run": (explain, config, acls, diff),
+    "check before a run": (explain, config, acls, changes, diff),
     "run and stop": (run, cancel, savepoint, savepoints),
     "watch": (top, ui, checkpoints, doctor, mcp),
     "state and history": (state, backfill),

@@ -29,7 +29,7 @@ from exactlyonce.pipeline.sizes import counted
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.engines.bounded.advance import Advanced
-    from exactlyonce.engines.bounded.submit import Executors
+    from exactlyonce.engines.bounded.stages import Executors
 
 NOTHING_COMPARED = 10
 """The exit code of an audit or a diff that had nothing to compare."""
@@ -95,7 +95,7 @@ def add_replaying(parser: argparse.ArgumentParser) -> None:
 
 
 def add_leading(parser: argparse.ArgumentParser) -> None:
-    """The options of a command that writes checkpoints, and those of the cluster."""
+    """The options of a command that writes checkpoints, and the options of the cluster."""
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--take-over", action="store_true", help="even if an instance seems to be running")
     run, checkpoint = declared(RunOptions), declared(CheckpointSettings)
@@ -134,7 +134,7 @@ def executors(
         with _spark(args, name, progress) as where:
             yield where
     else:
-        from exactlyonce.engines.bounded.submit import Executors, in_process
+        from exactlyonce.engines.bounded.stages import Executors, in_process
         from exactlyonce.engines.bounded.workplace import THIS_MACHINE, usable_staging
 
         yield Executors(in_process, usable_staging(args.staging or THIS_MACHINE), lambda: 1)
@@ -203,7 +203,7 @@ class LineOfProgress:
         self._show()
 
     def units(self, stage: str, done: int, units: int) -> None:
-        """Show the units of a stage, as `engines.bounded.submit.UnitsDone`."""
+        """Show the units of a stage, as `engines.bounded.stages.UnitsDone`."""
         self._stage = f"{stage}, {done:,} of {counted(units, 'unit')}"
         self._show()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from exactlyonce.engines import events
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -147,3 +147,14 @@ def show_error(args: argparse.Namespace, error: ExactlyOnceError, trace: str) ->
     sys.stderr.write(args.redact(trace))
     message = f"exactlyonce: {args.redact(str(error))}"
     to_stderr(wrapped(message, terminal_width()) if sys.stderr.isatty() else message)
+
+
+def agreed(question: str) -> bool:
+    """The answer on the terminal. Raises `ConfigError` without one."""
+    if not sys.stdin.isatty():
+        raise ConfigError("Nothing was changed: there is no terminal to ask on. Add --yes to agree beforehand.")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False

@@ -1,19 +1,19 @@
 """Connections to the outside: sources, Kafka, and the storages of blocks.
 
-`source` is the seam of a source, `splits` reads those that are no topics: `files/`, `tables` and `generated`.
-`postgres/` and `mysql/` have the tables of a database, and its connection, also for sinks. `kafka/` asks a cluster,
-`registry/` a schema registry, `embedded/` starts a broker. `filestore/` is a place with files; `blocks/` keeps blocks
-there. Of these folders `kafka/` imports `registry/`, and `files/` and `blocks/` import `filestore/`. `refusals` has the
-error texts of stores. `confluent` makes all
-clients of confluent-kafka for brokers. May import `state`, `checkpoint` and `pipeline`.
+`source` is the seam of a source, `splits` reads those that are no topics: `files/`, `tables`, `generated`, and the
+changes of a table in `postgres/`. `postgres/` and `mysql/` have the tables of a database, and its connection, also for
+sinks. `kafka/` asks a cluster, `registry/` a schema registry, `embedded/` starts a broker. `filestore/` is a place with
+files; `block_files` keeps blocks there. Of these folders `kafka/` imports `registry/`, and `files/` imports
+`filestore/`. `refusals` has the error texts of stores. `confluent` makes all clients of confluent-kafka for brokers,
+`trace` times the requests of a decision. May import `state`, `checkpoint` and `pipeline`.
 """
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.source import FileSource
 from exactlyonce.connectors.generated import GeneratorSource, IterableSource
-from exactlyonce.connectors.kafka.cluster import Cluster
-from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.connectors.kafka.source import Cluster, KafkaSource
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
+from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
@@ -27,6 +27,7 @@ __all__ = [
     "KafkaSource",
     "MySQLTableSource",
     "OpenSplit",
+    "PostgresChanges",
     "PostgresTableSource",
     "RangeContext",
     "ReaderContext",
@@ -39,3 +40,6 @@ __all__ = [
     "SplitSource",
     "require_reached",
 ]
+
+DATABASES = (PostgresTableSource, MySQLTableSource)
+"""The databases; the first one also has connection strings that are no URLs."""

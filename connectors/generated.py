@@ -56,8 +56,8 @@ class GeneratorSource(FixedSource[T]):
       further; a smaller one than the records that were read is an error.
     - *rate*: records a second, of all splits; None: as fast as they are taken.
     - *splits*: they are made in parallel; split *i* has the numbers *i*, *i + splits*, *i + 2 splits* ...
-    - *name*: that of its place in checkpoints and errors, where there are several.
-    - *on_error*, *time*: as those of `KafkaSource`.
+    - *name*: its name in checkpoints and errors, where there are several.
+    - *on_error*, *time*: as of `KafkaSource`.
     """
 
     make: Callable[[int], T]
@@ -125,8 +125,8 @@ class IterableSource(FixedSource[T]):
     - *items*: a list, a range or what else gives the same items again; or a function that returns such an iterable.
       Each restart iterates anew, and leaves out the items that were read: items at the end of a longer list are new.
     - *value*: the type of an item.
-    - *name*: that of its place in checkpoints and errors, where there are several.
-    - *on_error*, *time*: as those of `KafkaSource`.
+    - *name*: its name in checkpoints and errors, where there are several.
+    - *on_error*, *time*: as of `KafkaSource`.
     """
 
     items: Iterable[T] | Callable[[], Iterable[T]]

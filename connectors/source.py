@@ -7,7 +7,7 @@ missing. So what is replayed, audited, skipped or compared is named by (place, s
 
 Invariants: records of a split are returned in order, each once; between two calls of `poll`, `positions` are those of
 the returned records, never of the fetched ones; a reader opened at a position returns the next records or raises: a
-removed position is an error, never a reset. `testing/source_contract/` checks this for any source.
+removed position is an error, never a reset. `testing/source_contract.py` checks this for any source.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ class SourceReader(Protocol):
     def positions(self) -> tuple[SourceOffset, ...]:
         """Sn: the position of each split, in their order, at a barrier between two batches."""
 
+    def finalized(self, positions: Sequence[SourceOffset]) -> None:
+        """A checkpoint with these *positions* is finalized: what lies before them is never read again."""
+
     @property
     def idle(self) -> bool:
         """Whether no split is read here."""
@@ -130,7 +133,7 @@ class RecordDecoder(Protocol):
 
     @property
     def decode(self) -> Callable[[Any], Any]:
-        """Decodes one part. An exception is the record's fault, except an outage; see `engines.runtime.outage`."""
+        """Decodes one part. An exception is the record's fault, except an outage; see `engines.runtime.faults`."""
 
     def parts(self, records: Sequence[Any]) -> Sequence[Any]:
         """The argument of `decode` for each of *records*."""
@@ -179,7 +182,7 @@ class ReadsTopic(Readable, Protocol):
 
     @property
     def client(self) -> Any:
-        """The `ClientConfig` of the topic's cluster; None: it is that of the checkpoints."""
+        """The `ClientConfig` of the topic's cluster; None: the cluster of the checkpoints."""
 
     def first_offsets(self, source: str, topics: Any) -> dict[int, int]:
         """The first offset by partition of a pipeline without a checkpoint; *topics*: the `Topics` of its cluster."""
@@ -189,7 +192,7 @@ class ReadsTopic(Readable, Protocol):
         the one that names the group, for errors."""
 
     def starting(self, start: Any) -> ReadsTopic:
-        """The same source, whose `first_offsets` are those of *start*, as that of `KafkaSource`."""
+        """The same source with the `first_offsets` of *start*, as `KafkaSource` takes it."""
 
 
 class SplitFinder(Protocol):

@@ -35,7 +35,7 @@ class OpenSplit(ABC):
     """A split that is being read. It belongs to the thread that opened it."""
 
     name: str
-    """Its name for people, as that of its file."""
+    """Its name for people, as the name of its file."""
     time_ms: int = 0
     """The time of its records, in ms since 1970; 0: they have none."""
 
@@ -43,6 +43,10 @@ class OpenSplit(ABC):
     def ended(self) -> bool:
         """Whether all records have been read. A split that grows never ends."""
         return False
+
+    def caught_up(self) -> bool:
+        """Whether all records that are known to be there were read, once `read` gives fewer than it may."""
+        return True
 
     @property
     def cursor(self) -> str | None:
@@ -62,6 +66,9 @@ class OpenSplit(ABC):
         """The records that are known to be there, not yet read; right after it was opened, all of them, if it grows."""
         return 0
 
+    def finalized(self, position: SourceOffset) -> None:  # noqa: B027 - many have nothing to say to their server
+        """A checkpoint with this *position* of it is finalized: what lies before is never read again."""
+
     def close(self) -> None:  # noqa: B027 - many have nothing open
         """Release what was opened."""
 
@@ -74,10 +81,10 @@ class SplitRecord(NamedTuple):
     """A position of its split."""
     number: int
     name: str
-    """That of its split, for people."""
+    """The name of its split, for people."""
     time_ms: int
     mark: str
-    """That of its split; empty: its number may be another record's the next time."""
+    """The mark of its split; empty: its number may be another record's the next time."""
 
     def topic(self) -> str:
         return self.start.topic
@@ -271,13 +278,13 @@ class SplitsReader:
             asked = records_max - len(parts)
             read = self._opening.read(opened, start, asked)
             self._quiet.discard(split)
-            if len(read) < asked and not opened.ended:
+            if len(read) < asked and not opened.ended and opened.caught_up():
                 self._quiet.add(split)
             if read:
                 parts += read
                 runs.append(Run.of(opened, start, len(read)))
                 self.runs.append((split, len(read)))
-            if read or opened.ended:
+            if read or opened.ended or (opened.cursor or "") != start.cursor:
                 self._positions[split] = _after(start, opened, len(read))
             if opened.ended:
                 self._unended.remove(split)
@@ -291,6 +298,11 @@ class SplitsReader:
 
     def positions(self) -> tuple[SourceOffset, ...]:
         return tuple(position for _, position in sorted(self._positions.items()))
+
+    def finalized(self, positions: Sequence[SourceOffset]) -> None:
+        for position in positions:
+            if position.partition in self._opened:
+                self._opened[position.partition].finalized(position)
 
     @property
     def idle(self) -> bool:

@@ -1,4 +1,6 @@
-"""Tables of a database as sources, whatever the database: each row once, by ranges of a unique key, in its order.
+"""Tables of a database, whatever the database: their common description, and as sources.
+
+A source reads each row once, by ranges of a unique key, in its order.
 
 Invariants: a position has the key of the last row that was read, as text, and reading goes on with the next larger key;
 only the database compares keys. All splits are read in one snapshot of the database, as long as that is there. Once it
@@ -8,17 +10,20 @@ is gone, each split goes on in a later one. So a key is read once; its row is as
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange, SplitSource
-from exactlyonce.pipeline.errors import Halt
-from exactlyonce.pipeline.secrets import is_reference, reference_problem
+from exactlyonce.pipeline.errors import ConfigError, Halt
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.grants import Grants
+from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.shape import SCALARS, Field, Form, describe, record_fields, shape_of, type_name
 
 if TYPE_CHECKING:
@@ -33,6 +38,52 @@ NUMBERS = frozenset({Form.INT, Form.FLOAT, Form.DECIMAL})
 TEXTS = SCALARS - {Form.BOOL, Form.INT, Form.FLOAT}
 """The forms that a text may stand for."""
 DOCUMENTS = frozenset({Form.RECORD, Form.DICT, Form.LIST, Form.TUPLE, Form.SET})
+
+
+class DatabaseTable:
+    """The part that a source and a sink share, which name a table and the place of a connection string."""
+
+    extra: ClassVar[str]
+    """The extra of its driver, which is also its name in places."""
+    driver: ClassVar[str]
+    """The package of the extra; descriptions do without."""
+    client: ClassVar[str]
+    """The database's own client, as a command that reads statements from its stdin."""
+    schemes: ClassVar[tuple[str, ...]]
+    """The beginnings of its connection strings, if these are URLs."""
+    table: str
+    dsn: str
+
+    @staticmethod
+    def has_password(dsn: str) -> bool:
+        """Whether a password is written out in *dsn*. `ConfigError` for one that is of the wrong form."""
+        raise NotImplementedError
+
+    @staticmethod
+    def query(dsn: str, statement: str) -> Iterator[Any]:
+        """The rows of *statement*, as objects by column or as their JSON, in the database of *dsn*, a reference."""
+        raise NotImplementedError
+
+    def dsn_problems(self) -> Iterator[str]:
+        """The mistakes of the dsn, each with its remedy."""
+        if not isinstance(self.dsn, str) or not self.dsn:
+            yield 'dsn= is not set: say where the connection string is: dsn="env:ORDERS_DSN", or file:/path'
+        elif problem := reference_problem(self.dsn):
+            yield f"dsn={self.dsn!r}: {problem}"
+        elif not is_reference(self.dsn):
+            try:
+                if self.has_password(self.dsn):
+                    yield PASSWORD_WRITTEN
+            except ConfigError as error:
+                yield str(error)
+
+    def needing_driver(self) -> AbstractContextManager[None]:
+        """Around imports of what needs the driver."""
+        return needing(self.extra, self.driver, f"{type(self).__name__}({self.table!r})")
+
+    def granted_by(self, statements: Iterable[str]) -> Grants:
+        """The rights that *statements* give, for an administrator."""
+        return Grants(f"the database of {shown_reference(self.dsn)}", self.client, tuple(statements))
 
 
 class TableSplit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -172,25 +223,13 @@ def field_problems(
 
 
 @dataclass(frozen=True, eq=False)
-class TableSource(SplitSource[T_co]):
-    """The description of a table as a source."""
+class KeyedRows(DatabaseTable, SplitSource[T_co]):
+    """The description of a source of rows, which have a key."""
 
     table: str
     dsn: str
     key: str | tuple[str, ...]
-    value: TypeForm[T_co]
-    one_snapshot: bool
-    name: str
-    kind = ""
-    """The database, as in the place of the source."""
-
-    @property
-    def type(self) -> Any:
-        return self.value
-
-    @property
-    def place(self) -> str:
-        return f"{self.kind}:{self.table}#{self.name}" if self.name else f"{self.kind}:{self.table}"
+    value: TypeForm[Any]
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -199,6 +238,32 @@ class TableSource(SplitSource[T_co]):
     @property
     def repeats(self) -> bool:
         return False
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not isinstance(self.table, str) or not self.table:
+            yield f"table={self.table!r} must be the name of a table"
+        yield from self.dsn_problems()
+        if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
+            yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
+        if not columns_of(self.value):
+            yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource(KeyedRows[T_co]):
+    """The description of a table as a source."""
+
+    one_snapshot: bool
+    name: str
+
+    @property
+    def type(self) -> Any:
+        return self.value
+
+    @property
+    def place(self) -> str:
+        return f"{self.extra}:{self.table}#{self.name}" if self.name else f"{self.extra}:{self.table}"
 
     @abstractmethod
     def open_rows(self, position: SourceOffset) -> TableRows:
@@ -239,27 +304,8 @@ class TableSource(SplitSource[T_co]):
     def _as_json(self, part: Any) -> bytes:
         """A row's part, for dead letters."""
 
-    @abstractmethod
-    def _dsn_problems(self) -> Iterator[str]:
-        """The mistakes of a dsn that is written out."""
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if not isinstance(self.table, str) or not self.table:
-            yield f"table={self.table!r} must be the name of a table"
-        if not isinstance(self.dsn, str) or not self.dsn:
-            yield 'dsn= is not set: say where the connection string is: dsn="env:ORDERS_DSN", or file:/path'
-        elif problem := reference_problem(self.dsn):
-            yield f"dsn={self.dsn!r}: {problem}"
-        elif not is_reference(self.dsn):
-            yield from self._dsn_problems()
-        if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
-            yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
-        if not columns_of(self.value):
-            yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
-
     def describe(self) -> dict[str, Any]:
         """The table without its database; how many splits there are is noted in checkpoints."""
         value = describe(self.value)
         key = list(self.key_columns)
-        return {"source": self.kind, "place": self.place, "key": key, "value": value, **self.describe_time()}
+        return {"source": self.extra, "place": self.place, "key": key, "value": value, **self.describe_time()}

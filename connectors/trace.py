@@ -1,4 +1,4 @@
-"""The requests of a decision to brokers, with their times: a breakdown of its latency.
+"""The requests of a decision to brokers, with their times: a breakdown of its latency. Workers load it, and no client.
 
 Each client notes its requests in its own thread when they are answered. In a round the leader waits for one request, or
 for several that go out together, each by a client of its own.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 SENT_MAX = 1_000
-"""The requests kept: far more than those of a decision."""
+"""The requests kept: far more than a decision makes."""
 
 
 class Sent(NamedTuple):

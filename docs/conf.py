@@ -1,6 +1,6 @@
 """The documentation as a site, by Sphinx, furo and MyST: `make site`.
 
-The pages are those of the repository, which also reads as it is. The navigation is that of index.md: a heading, and the
+The pages are the files of the repository, which also reads as it is. The navigation is index.md: a heading, and the
 pages that its table links to. The search leaves out the pages of its last section, and the design notes. The reference
 of the Python API and the help of the commands are made here.
 """

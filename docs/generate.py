@@ -17,11 +17,10 @@ from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
-from exactlyonce.checkpoint.restart import STRATEGIES
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import STRATEGIES, CheckpointSettings
 from exactlyonce.cli.main import parser
 from exactlyonce.engines.events import LEVELS
-from exactlyonce.engines.local.monitoring.metrics import METRICS
+from exactlyonce.engines.local.monitoring.serving import METRICS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings, settings_of_bounded_work
 from exactlyonce.pipeline.settings import CHOICE, FLAG, Declared, declared
 
@@ -48,20 +47,21 @@ def commands(command: ArgumentParser, words: str = "") -> Iterator[tuple[str, Ar
 
 
 def command_line(page: str) -> str:
-    """cli.md with the help of each command, as the site has it.
+    """cli.md with the help of each command below its heading, as the site has it. KeyError for a heading of no command.
 
-    KeyError for a command that there is not, ValueError for one that is left out.
+    A command without a heading is below its group's; a group without one has a section at the end.
     """
     os.environ["COLUMNS"] = COLUMNS
-    helps = {words: command.format_help() for words, command in commands(parser())}
-
-    def block(match: re.Match[str]) -> str:
-        return f"```text\n$ exactlyonce {match[1]}--help\n{helps.pop(match[1].strip())}```\n"
-
-    page = re.sub(r"```text\n\$ exactlyonce (.*?)--help\n```\n", block, page)
-    if helps:
-        raise ValueError(f"{COMMAND_LINE.name} has no block for: {', '.join(helps)}")
-    return page
+    headings = {"", *re.findall(r"^##+ (.*)$", page, re.MULTILINE)}
+    helps: dict[str, str] = {}
+    for words, command in commands(parser()):
+        heading = words if words in headings else words.partition(" ")[0]
+        block = f"\n```text\n$ {f'exactlyonce {words}'.strip()} --help\n{command.format_help()}```\n"
+        helps[heading] = helps.get(heading, "") + block
+    before, heading, after = page.partition("\n## ")
+    page = before + helps.pop("") + heading + after
+    page = re.sub(r"^##+ (.*)\n", lambda match: match[0] + helps.pop(match[1]), page, flags=re.MULTILINE)
+    return page + "".join(f"\n## {name}\n{block}" for name, block in helps.items())
 
 
 def settings(page: str) -> str:

@@ -2,8 +2,8 @@
 
 - `runtime/` runs one subtask: its operators, their assembly, the cut of a snapshot.
 - `local/` runs workers with barriers; `spark/` runs bounded work at scale. Both may import `bounded/`, which knows
-  neither. All may import the modules here, which import none of them, except for the replay repair.
+  neither. All may import the modules here, which import `runtime/` and `external_checks/` alone, but for
+  `pipeline_connections`: it makes the replay repair, of `bounded/`, and restores savepoints.
 - `external_checks/` looks at the topics and stores of a pipeline.
 - `savepoints/` exports and restores savepoints.
-- `ending/` finds waiting output, and ends it by hand.
 """

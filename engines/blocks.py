@@ -1,4 +1,5 @@
-"""The storages of a pipeline's blocks, the blocks that a checkpoint refers to, and the removal of dropped ones.
+"""The storages of a pipeline's blocks, the blocks that a checkpoint refers to, the removal of dropped ones; and the
+backend of its state.
 
 Invariant: only blocks dropped by a durable transaction of the decision log are removed, however late. A storage that is
 away holds up neither the leader nor another storage. The next start finds leftovers of a crash, and drops them again.
@@ -23,15 +24,20 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock, TopicInfo, indexes_of, named_by
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
-from exactlyonce.connectors.blocks.storage import file_storage
+from exactlyonce.connectors.block_files import file_storage
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.options import ROCKSDB, StateSettings
 from exactlyonce.engines.runtime.in_flight import blocks_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
+from exactlyonce.state.backend import StateBackend
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.state.index import decode_index
+from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.rocksdb.backend import RocksDBBackend
 
 
 def block_storage(
@@ -210,3 +216,18 @@ class Removals:
         if time.monotonic() >= self._noted_s + NOTED_INTERVAL_S:
             self._noted_s = time.monotonic()
             self._note(text)
+
+
+def in_memory() -> StateBackend:
+    """The backend of one unit of bounded work."""
+    return HashMapBackend()
+
+
+def state_backend(settings: StateSettings, graph: LogicalGraph, subtask: int, parallelism: int) -> StateBackend:
+    """The backend of worker *subtask*. Deletes local files of operators that *graph* does not have."""
+    if settings.backend != ROCKSDB:
+        return in_memory()
+    worker = f"{subtask}-of-{parallelism}" if parallelism > 1 else ""
+    backend = RocksDBBackend(settings.path / graph.pipeline_id, settings.memory_bytes, worker)
+    backend.delete_others([node.id for node in graph.nodes])
+    return backend

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.records.manifest import MarkedPlace, RecordPlace
 from exactlyonce.checkpoint.records.storage_url import storage_url
-from exactlyonce.checkpoint.restart import STRATEGIES
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import STRATEGIES, CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig, by_name
 from exactlyonce.engines.options import HASHMAP, ROCKSDB, Restoration, RunOptions, StateSettings
 from exactlyonce.pipeline.durations import duration_ms, written_duration

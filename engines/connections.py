@@ -4,6 +4,10 @@ Every leader is opened here: of a run, of bounded work, of a Spark sink, of a co
 to nothing, and `lead` fences nobody; only `lead` fills in the process and cluster of a leader. An EndTxn with an
 unknown answer is repeated unchanged; a broker that is away is a pause, not a failure. One thread at a time uses them,
 and each client: requests that go out together are sequential within a client.
+
+A command that acts as a leader is a `short_incarnation`: it fences, begins, does one thing, and ends. Only the leader's
+procedures act; a store without a description is asked nothing; no checkpoint expires, for only a run knows how many are
+kept. A last look right before the fence spares a run that has begun meanwhile (but see `last_look`).
 """
 
 from __future__ import annotations
@@ -11,22 +15,28 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import BlockStorage
+from exactlyonce.checkpoint.commits.stores import StagingSink
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
-from exactlyonce.checkpoint.kept_blocks import Retention
+from exactlyonce.checkpoint.kept_blocks import BlockRetention, Retention
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Committable, Finalized, Manifest, Repair, TopicInfo, TransactionalId
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import EndAnswer, Fate, Procedure, R, drive
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.succession import last_look
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Places
@@ -35,10 +45,13 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace
 from exactlyonce.engines.blocks import Removals, block_storage, references_or_why
-from exactlyonce.engines.processes import this_process
+from exactlyonce.engines.external_checks.stores import PipelineStores
+from exactlyonce.engines.processes import living, this_process
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.retries import OF_BROKER, retried
 from exactlyonce.sinks.kafka.copying import copy_transaction
 
 TIMEOUT_MS = 30_000
@@ -53,6 +66,10 @@ Replay = Callable[[Manifest, Committable, str], Committable | str]
 """(manifest, its lost committable, new transactional id) -> the new committable, or why there is none. It asks the
 leader nothing."""
 NO_REPLAY = "the run was told to halt instead (--repair halt)."
+NO_REPLAY_HERE = "this command computes nothing again: run the pipeline, which replays the interval."
+STORE_TIMEOUT_MS = 60_000
+"""How long a command waits for a store that does not answer."""
+ALL_RETAINED = CheckpointSettings(num_retained=2**31)
 NOTED_INTERVAL_S = 30.0
 
 
@@ -61,7 +78,7 @@ def with_heartbeat(
 ) -> R:
     """Do *work*, which may take long, while another thread repeats *beat*. *work* must not ask the leader.
 
-    *interval_s* lies between two beats; None: that of the leader's upkeep.
+    *interval_s* lies between two beats; None: the interval of the leader's upkeep.
 
     An error of *beat* is raised at the end, or by the function that *work* is given and should call often.
     """
@@ -254,16 +271,15 @@ class Performer:
     def _persistently(self, asked: Callable[[], Any]) -> Any:
         """The answer of *asked*, repeated while the broker is away, for as long as an append."""
 
-        def attempt(_: int) -> ask.Procedure[Any]:
+        def attempt() -> Any:
             try:
                 return asked()
             except BrokerUnavailable as error:
                 self._waits(error)
                 raise
-            yield  # unreachable: it makes this a procedure
 
-        clock = SystemClock()
-        return ask.drive(ask.retrying(attempt, clock, clock.monotonic_ms() + APPEND_TIMEOUT_MS), self.log)
+        deadline_s = time.monotonic() + APPEND_TIMEOUT_MS / 1000
+        return retried(attempt, BrokerUnavailable, OF_BROKER, deadline_s, clock=time.monotonic, sleep=self.log.sleep)
 
     def _end(self, endings: tuple[ask.Ending, ...], commit: bool) -> Sequence[EndAnswer]:
         try:
@@ -418,3 +434,80 @@ class Connections:
         """Close all connections; this ends no incarnation."""
         with self._opened:
             self._open_log.close()
+
+
+@contextmanager
+def short_incarnation(
+    config: ClientConfig,
+    seen: History,
+    graph: LogicalGraph | None,
+    note: Callable[[str], None],
+    *,
+    take_over: bool = False,
+    require: Callable[[History], None] = lambda history: None,
+) -> Iterator[Connections]:
+    """The connections of a leader that has begun. It ends after the block, unless that raises.
+
+    ConfigError right before the fence if an incarnation has begun since *seen*, or one lives, unless *take_over*.
+    *require* gets the decisions of that moment, and may raise another objection.
+    """
+    with connected(config, seen.pipeline, graph, note) as connections:
+        log = connections.log
+        now = connections.drive(last_look(seen.pipeline, log.peek_at_stable, connections.clock))
+        require_unchanged(seen, now, take_over=take_over)
+        require(now)
+        connections.begin()
+        yield connections
+        connections.drive(log.heartbeat(ended=True))
+
+
+def require_unchanged(seen: History, now: History, *, take_over: bool) -> None:
+    """ConfigError if an incarnation has begun since *seen*, or the newest one lives, unless *take_over*."""
+    newest, alive = now.newest_incarnation, living(now, SystemClock().now_ms())
+    if now.incarnation_latest != seen.incarnation_latest:
+        who = f" (process {newest.process} on {newest.host})" if newest is not None else ""
+        raise ConfigError(
+            f"A new instance of {now.pipeline}{who} has begun since this command has looked. Nothing was changed, and "
+            f"it was not fenced. Run this again."
+        )
+    if alive is not None and not take_over:
+        raise ConfigError(
+            f"{now.pipeline} runs: process {alive.process} on {alive.host} goes on. Nothing was changed. Run this "
+            f"again."
+        )
+
+
+@contextmanager
+def connected(
+    config: ClientConfig, pipeline: str, graph: LogicalGraph | None, note: Callable[[str], None]
+) -> Iterator[Connections]:
+    """The connections of a leader that has not begun."""
+    with closing(Connections(config, pipeline, note)) as connections:
+        topic, history = read_topic(config, pipeline)
+        storage = history.storage
+        timeout_ms = connections.transactions.max_timeout_ms()
+        log = connections.open_log(topic, transaction_timeout_ms=timeout_ms, replay=NO_REPLAY_HERE, storage=storage)
+        staging: Mapping[str, StagingSink] = {}
+        if graph is not None:
+            blocks = connections.keep(block_storage(config, topic, storage))
+            stores = connections.keep(PipelineStores(graph, blocks))
+            stores.check()
+            staging = stores.staging
+            connections.answers.append(stores)
+
+        def outputs(request: ask.Request) -> Any:
+            match request:
+                case ask.CreateOutputs():
+                    return None  # decided output was written to existing topics
+                case ask.KnownOutputs():
+                    return log.history.latest.sinks if log.history.latest is not None else ()
+            return NotImplemented
+
+        connections.answers.append(outputs)
+        leader_config = LeaderConfig(
+            pipeline=pipeline, transaction_timeout_ms=timeout_ms, fingerprint="", max_parallelism=1, parallelism=1,
+            bounded=True, staging=staging, store_timeout_ms=STORE_TIMEOUT_MS, storage=storage,
+        )  # fmt: skip
+        settings = msgspec.structs.replace(ALL_RETAINED, storage=storage)
+        connections.lead(leader_config, BlockRetention(settings, staging=bool(staging)))
+        yield connections

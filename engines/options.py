@@ -13,8 +13,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
-from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN, CheckpointSettings
+from exactlyonce.checkpoint.settings import (
+    PARTITIONS,
+    PARTITIONS_MIN,
+    CheckpointSettings,
+    RestartStrategy,
+    restart_strategy,
+)
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting
@@ -194,7 +199,7 @@ class RunOptions:
         SHARE, "stop before a checkpoint in which an operator of event time leaves out more than this share of its "
         "latest records, since they came late; 1: leave out any number",
     ))  # fmt: skip
-    """See `checkpoint.leader.LateRecords`."""
+    """See `checkpoint.leader_config.LateRecords`."""
     standby: bool = _declare(False, Setting(
         FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
         flink="`high-availability.type`, with a standby JobManager",
@@ -273,7 +278,7 @@ class RunOptions:
 
 
 def settings_of_bounded_work() -> list[Declared]:
-    """Those of the settings of a run that bounded work has, too."""
+    """The settings of a run that bounded work has, too."""
     checkpoint, run = declared(CheckpointSettings), declared(RunOptions)
     settings = [run[name] for name in ("parallelism", *BOUNDED_RUN, "allow_dropped_fields")]
     return [*settings, *(checkpoint[name] for name in BOUNDED_CHECKPOINT), *declared(Restoration).values()]

@@ -8,7 +8,7 @@ after that, so that no decision can come in between. Output of an incarnation th
 
 A commit is a short incarnation of a coordinator that finishes the newest checkpoint; a mere EndTxn would not do. A
 living coordinator may record a repair for a transaction that the broker has aborted. A late marker would then make
-visible what the repair replaced. So the decision log is taken over first; see docs/design/short-incarnations.md. It is
+visible what the repair replaced. So the decision log is taken over first; see docs/design/commit.md. It is
 refused while a coordinator shows signs of life, unless it is taken over, and if one has begun meanwhile. Only
 `Leader.finish_decided` ends anything. Nothing is changed if nothing is left to finish, or if the store of a decided
 sink is not known.
@@ -34,25 +34,25 @@ from exactlyonce.checkpoint.records.manifest import (
     transaction_prefix,
 )
 from exactlyonce.checkpoint.records.storage_url import described
-from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState
+from exactlyonce.checkpoint.requests import ListedTransaction, TransactionState, TxnState
 from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, settle, sweep
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.connections import Connections, short_incarnation
 from exactlyonce.engines.external_checks.stores import PipelineStores
-from exactlyonce.engines.maintenance_leader import short_incarnation
 from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, StoreError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.sinks.committer import SetAside, StoreView
 
+WAITS, APPLIED, UNKNOWN, GONE = "waits", "applied", "unknown", "gone"
+"""The states of output in a store: set aside, committed, not asked; and of a transaction that the broker forgot."""
 TRANSACTION = "transaction"
-"""The kind of output in Kafka; the other kinds are those of `StoreCommittable`."""
-OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+"""The kind of output in Kafka; `StoreCommittable` has the other kinds."""
 BY_NAME = "its store is known by the module alone: give module:pipeline"
 """Why a store is not asked if a pipeline is named without its module."""
 _AGAIN = "the next run commits it, as often as it takes; `transactions commit MODULE:PIPELINE` does so at once"
@@ -80,7 +80,8 @@ class WaitingOutput:
     kind: str
     """`TRANSACTION`, or the `StoreCommittable.kind`."""
     state: str
-    """A transaction's state as the broker names it, or "gone"; in a store "waits", "applied" or "unknown"."""
+    """A transaction's state as the broker names it (`TxnState`), or `GONE`; in a store `WAITS`, `APPLIED` or
+    `UNKNOWN`."""
     sink: str
     subtask: int
     incarnation: int | None = None
@@ -113,7 +114,7 @@ class WaitingOutput:
 
     def left_ms(self, now_ms: int) -> int | None:
         """The time until the broker aborts it; None: it does not, or has ended."""
-        if self.started_at_ms is None or self.timeout_ms is None or self.state != "Ongoing":
+        if self.started_at_ms is None or self.timeout_ms is None or self.state != TxnState.ONGOING:
             return None
         return max(0, self.started_at_ms + self.timeout_ms - now_ms)
 
@@ -135,7 +136,7 @@ class WaitingOutput:
 
 def open_ids(transactions: Transactions, pipeline: str) -> list[ListedTransaction]:
     """The open transactions of its sinks, which hold readers back."""
-    listed = (listed for listed in transactions.list(transaction_prefix(pipeline)) if listed.state in OPEN)
+    listed = (listed for listed in transactions.list(transaction_prefix(pipeline)) if listed.state in TxnState.OPEN)
     return [transaction for transaction in listed if TransactionalId.parse(transaction.transactional_id)]
 
 
@@ -198,7 +199,7 @@ class WaitingLook:
     def look(self, history: History) -> list[WaitingOutput]:
         """What waits, with *history*: no transaction whose commit is complete. The first look connects."""
         outputs = find_transactions(self._transactions, open_ids(self._transactions, self._pipeline), history)
-        found = [output for output in outputs if output.state != "CompleteCommit"]
+        found = [output for output in outputs if output.state != TxnState.COMPLETE_COMMIT]
         return [*with_hidden(self._topics, found), *StagedOutput().decided(history, lambda _: None)]
 
     def close(self) -> None:
@@ -232,7 +233,7 @@ def _waiting(name: str, state: TransactionState | None, known: tuple[int, Commit
     assert parsed is not None  # `open_ids` and committables have no others
     checkpoint, committable = known or (None, None)
     return WaitingOutput(
-        name=name, kind=TRANSACTION, state=state.state if state else "gone", sink=parsed.sink, subtask=parsed.subtask,
+        name=name, kind=TRANSACTION, state=state.state if state else GONE, sink=parsed.sink, subtask=parsed.subtask,
         incarnation=parsed.incarnation, attempt=parsed.attempt,
         checkpoint=committable.checkpoint if committable else None, decided_in=checkpoint,
         records=committable.records if committable else None,
@@ -251,12 +252,12 @@ def _places(state: TransactionState | None, committable: Committable | None) -> 
 
 
 def _next(state: TransactionState | None, checkpoint: int | None) -> str:
-    shown = state.state if state else "gone"
+    shown = state.state if state else GONE
     if checkpoint is None:
         return "the next run aborts it, and computes again what it holds; `transactions abort` does so at once"
-    if shown in ("PrepareCommit", "CompleteCommit"):
+    if shown in (TxnState.PREPARE_COMMIT, TxnState.COMPLETE_COMMIT):
         return "it is committed; the next run, or `transactions commit`, makes sure of it and finalizes the checkpoint"
-    if shown in ("Ongoing", "Empty"):
+    if shown in (TxnState.ONGOING, TxnState.EMPTY):
         return "the next run commits it; `transactions commit` does so at once"
     return (
         "the broker has ended it before it was committed, or its id has expired: the next run, or `transactions "
@@ -334,7 +335,7 @@ class StagedOutput:
         for waits in self.views[sink].waiting if sink in self.kinds else ():
             if not any(names(committable, waits) for committable in decided):
                 yield WaitingOutput(
-                    name=waits.name, kind=self.kinds[sink], state="waits", sink=sink, subtask=waits.subtask,
+                    name=waits.name, kind=self.kinds[sink], state=WAITS, sink=sink, subtask=waits.subtask,
                     incarnation=waits.incarnation, attempt=str(waits.attempt), checkpoint=waits.checkpoint,
                     started_at_ms=waits.since_ms, where="set aside in the store", next=DROPPED,
                 )  # fmt: skip
@@ -349,22 +350,17 @@ def _progress(staged: StoreCommittable, view: StoreView | None, listed: SetAside
     """The progress of a commit, and its evidence; blocks are kept in *place*."""
     blocks = f"{counted(len(staged.blocks), 'block')} of {place}" if staged.blocks else ""
     if view is None:
-        return "unknown", blocks or "the store was not asked"
+        return UNKNOWN, blocks or "the store was not asked"
     has = view.ledger.get(staged.subtask, 0)
     ledger = f"the ledger has checkpoint {has}" if has else "the ledger has nothing of the subtask"
     if has >= staged.checkpoint:
-        return "applied", f"{ledger}: it is in the store"
+        return APPLIED, f"{ledger}: it is in the store"
     where = blocks or ("set aside in the store" if listed else "not listed by the store any more")
-    return "waits", f"{where}; {ledger}"
+    return WAITS, f"{where}; {ledger}"
 
 
 SETTLED_TIMEOUT_MS = 30_000
 SETTLED_POLL_S = 0.05
-
-
-class AbortedOutput(NamedTuple):
-    aborted: list[WaitingOutput]
-    left: list[WaitingOutput]
 
 
 def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) -> None:
@@ -385,8 +381,12 @@ def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) 
             )
 
 
-def abort_undecided(config: ClientConfig, resources: PipelineResources, names: Collection[str] = ()) -> AbortedOutput:
+def abort_undecided(
+    config: ClientConfig, resources: PipelineResources, names: Collection[str] = ()
+) -> tuple[list[WaitingOutput], list[WaitingOutput]]:
     """Fence the coordinator, then abort its undecided output, or only *names* if any are given.
+
+    Returns the aborted output, and the output that is left.
 
     `Halt` where the decisions cannot be read. Only incarnations in *resources* are aborted, for the fence came after
     all of them. One that has begun since is not fenced if it is seen right before the fence. Nothing is aborted if the
@@ -418,7 +418,7 @@ def abort_undecided(config: ClientConfig, resources: PipelineResources, names: C
         connections.drive(procedure)
     aborted = [output for output in outputs if not output.is_decided and (not names or output.name in names)]
     left = [output for output in outputs if output not in aborted]
-    return AbortedOutput(aborted, left)
+    return aborted, left
 
 
 def _require_no_newer(history: History, newest: int) -> None:

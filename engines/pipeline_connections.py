@@ -37,18 +37,16 @@ from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.partitioning import SETTING
 from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
-from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
-from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.replay_repair import ReplayRepair, where_replayed
+from exactlyonce.engines.bounded.stages import Submit
 from exactlyonce.engines.connections import NO_REPLAY, Connections, with_heartbeat
-from exactlyonce.engines.external_checks.preflight import PipelineTopics, check_services
+from exactlyonce.engines.external_checks.preflight import PipelineTopics, check_services, require_variables
 from exactlyonce.engines.external_checks.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_resources import erase_condemned
-from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.plan import Plan, TaskSpec
 from exactlyonce.engines.processes import is_known_dead
-from exactlyonce.engines.runtime.task_spec import TaskSpec
-from exactlyonce.engines.savepoints.fitting import RestoreTarget, require_readable
-from exactlyonce.engines.savepoints.restoring import Restoring
+from exactlyonce.engines.savepoints.restoring import RestoreTarget, Restoring, require_readable
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
@@ -166,6 +164,7 @@ class PipelineConnections(Connections):
         """Look at topics, stores and decisions, delete condemned checkpoints, and refuse what cannot work. Nothing is
         fenced or written yet. `recover` begins with it, unless it was done."""
         options = self._options
+        require_variables(self._plan.graph)
         self.pipeline_topics.look_at_inputs()
         self.pipeline_topics.inputs.require_read(options.skip)
         self.transaction_timeout_ms = options.checkpoint.transaction_timeout_for(self.transactions.max_timeout_ms())

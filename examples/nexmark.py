@@ -3,7 +3,7 @@
     exactlyonce run nexmark:pipeline --bootstrap-servers 127.0.0.1:9092 --parallelism 2
     exactlyonce run nexmark:pipeline --param only=q5,q7 --bootstrap-servers 127.0.0.1:9092
 
-docs/nexmark.md says what each asks, and where its results are other than those of Flink's SQL.
+docs/nexmark.md says what each asks, and where its results are other than Flink's SQL gives.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def averaged(prices: Prices | None, sold: Sold) -> tuple[Prices, Average]:
 
 
 def q4(of: Inputs) -> Stream[Any]:
-    """The average price of each category: a running one, whose last is that of all."""
+    """The average price of each category: a running one, whose last is the average of all."""
     return q9(of, "q4-sold").key_by(lambda sold: sold.auction.category).stateful_map("q4", averaged)
 
 

@@ -60,7 +60,7 @@ def charge(attempt: Attempt, emit: Emit[Charged]) -> None:
 
 
 def pipeline(name: str = "retry", pause: str = "200ms") -> Pipeline:
-    """Topic NAME-orders to NAME-charged and NAME-given-up; *pause* is that of one round."""
+    """Topic NAME-orders to NAME-charged and NAME-given-up; *pause* is for one round."""
     pipeline = Pipeline(name)
     retries = pipeline.feedback("retry", Attempt, pause=pause)
     orders = pipeline.source("orders", KafkaSource(f"{name}-orders", value=Order)).map(Attempt)

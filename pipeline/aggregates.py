@@ -527,7 +527,7 @@ def _in_bounds(error: Any, aggregate: str, least: float) -> float:
 class Percentiles(_OfValues[T, list[float]]):
     """Percentiles of numbers, as a list in the order of *percents*: ``Percentiles("ms", [50, 99.9])``.
 
-    They are approximate: each is that of the values' rank, but for a relative error of *error* at most (DDSketch). They
+    They are approximate: each is the value at its rank, but for a relative error of *error* at most (DDSketch). They
     depend on the values alone, not on their order. *of* is as of `Sum`. Memory grows with the logarithm of the range
     of the values; from 1 to 1,000,000 there are 700 counts. NaN and infinity are errors.
     """

@@ -22,7 +22,7 @@ from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import Source, field_problems, time_of
 from exactlyonce.pipeline.timed import Expiry, entry_type
-from exactlyonce.pipeline.validation import Problem, check
+from exactlyonce.pipeline.validation import check
 from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
 
 
@@ -36,19 +36,19 @@ class Builder:
         self._nodes: dict[str, Node] = {}
         self._anchors: dict[str, str] = {}
         """The nearest node above each node whose id the user gave."""
-        self._problems: list[Problem] = []
+        self._problems: list[str] = []
 
     def build(self) -> LogicalGraph:
         graph = LogicalGraph(self.pipeline_id, self.max_parallelism, tuple(self._nodes.values()))
         problems = [*self._problems, *check(graph, self.location)]
         if problems:
-            lines = "\n".join(f"  {problem.location}: {problem.text}" for problem in problems)
+            lines = "\n".join(f"  {problem}" for problem in problems)
             raise GraphError(f"pipeline {self.pipeline_id!r} cannot be built:\n{lines}")
         return graph
 
     def problem(self, text: str) -> None:
         """Note a mistake at the user's line."""
-        self._problems.append(Problem(location(caller()), text))
+        self._problems.append(f"{location(caller())}: {text}")
 
     def read(
         self, fn: Any, takes: tuple[str, ...], yields: str | None = "return a value", *, awaited: bool = False
@@ -113,12 +113,12 @@ class Builder:
         return self.add(Kind.SOURCE, id, ())
 
     def add_table(self, id: str, source: Any) -> Input:
-        """Add the source of a changelog, by the key of its messages."""
+        """Add the source of a changelog, by the key of its records."""
         changelog = source.changelog() if isinstance(source, Source) else None
         if changelog is None:
             self.problem(
                 f"a table needs a source of messages with their keys, as "
-                f'KafkaSource.records("customers", key=str, value=Customer), got {source!r:.200}'
+                f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
         function = Function(call=key_of_message, name="the key of its messages")
@@ -268,7 +268,7 @@ class Builder:
         self, kind: Kind, id: str, left: Input, right: Any, join: Join, late: Output[Any] | None,
         late_right: Output[Any] | None, ttl: Duration | None = None,
     ) -> Input:  # fmt: skip
-        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is that of a lookup."""
+        """Add the operator of *join*; *right* is a keyed stream or a table. *ttl* is for a lookup."""
         inputs, key = self.both(kind, left, right)
         record, version = self.type_of(inputs[0]), join.right(self.type_of(inputs[1]))
         is_known = UNKNOWN not in (record, version)

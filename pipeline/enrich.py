@@ -60,5 +60,5 @@ class Calls:
 
 
 def enriched_type(record: Any, answer: Any) -> Any:
-    """The type of what `enrich` gives, from those of records and answers."""
+    """The type of what `enrich` gives, from the types of records and answers."""
     return UNKNOWN if UNKNOWN in (record, answer) else Enriched[record, answer]

@@ -14,7 +14,7 @@
     │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
     │   ├── StoreUnavailable    a store does not answer (retriable)
-    │   │   └── LockHeld            connectors.postgres.refusals: another session holds a lock
+    │   │   └── LockHeld            connectors.postgres.connection: another session holds a lock
     │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
@@ -119,10 +119,19 @@ class StoreError(UserError):
     """A store other than Kafka refuses a request. The message names the missing thing, and the remedy."""
 
 
+ASKED_AGAIN = "Nothing is lost: it is asked again."
+"""The end of a `StoreUnavailable` that is waited for; not of one that ends the run."""
+
+
 class StoreUnavailable(UserError):
     """A store other than Kafka does not answer, or the outcome of a request is unknown."""
 
     exit_code = 4
+
+    @property
+    def what(self) -> str:
+        """Its text without `ASKED_AGAIN`."""
+        return str(self).removesuffix(ASKED_AGAIN).rstrip()
 
 
 class Unavailable(UserError):

@@ -15,16 +15,16 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline import shape, wire
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetterLimits, DeadLetterTarget
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.durations import written_duration
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.extras import SINKS, SOURCES, announcement
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Lookup
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.records import wire_schema
+from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
@@ -124,7 +124,7 @@ class Node:
     late: str | None = None
     """The side output that gets late records."""
     late_right: str | None = None
-    """The one that gets those of the second input."""
+    """The side output that gets late records of the second input."""
     state_type: Any = None
     """The type of the state of one key, without None; None for nodes without state."""
     state_version: int = 1
@@ -326,11 +326,11 @@ class LogicalGraph:
             "inputs": [[read.node, read.output] for read in node.inputs],
         }
         if node.kind is Kind.FEEDBACK:
-            described["record"] = wire.describe(node.type)
+            described["record"] = wire_schema(node.type)
         if node.kind is Kind.WITH_TIME:
             described["disorder"] = node.disorder_ms
         if node.kind is Kind.KEY_BY:
-            described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
+            described |= {"record": wire_schema(node.type), "partitioned": node.partitioned}
             described |= {"partitioner": node.partitioner} if node.partitioner is not None else {}
         if node.stateful:
             described["state"] = node.kept.layout
@@ -338,7 +338,7 @@ class LogicalGraph:
             described |= {"lookup": node.lookup.describe()} if node.lookup is not None else {}
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.calls is not None:
-            described["answer"] = wire.describe(node.calls.answer)
+            described["answer"] = wire_schema(node.calls.answer)
         if node.source:
             described["source"] = node.source.describe()
         if node.sink:

@@ -43,7 +43,7 @@ class Pair(msgspec.Struct, Generic[L, R], frozen=True):
 
 
 def result_type(join: Join, key: Any, left: Any, right: Any) -> Any:
-    """The type of what *join* gives, from those of keys and records."""
+    """The type of what *join* gives, from the types of keys and records."""
     left = hints.union([*hints.members(left), type(None)]) if join.how in ("right", "full") else left
     right = hints.union([*hints.members(right), type(None)]) if join.how in ("left", "full") else right
     if isinstance(join, WindowJoin):
@@ -109,7 +109,7 @@ class IntervalJoin(Timed):
         return max(0, -self.earliest_ms)
 
     def right(self, record: Any) -> Any:
-        """The type of right sides, from that of the right records."""
+        """The type of right sides, from the type of the right records."""
         return record
 
     def describe(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class WindowJoin(Timed):
         return [*_how_problems(self.how, How), *window_problems(self.window)]
 
     def right(self, record: Any) -> Any:
-        """The type of right sides, from that of the right records."""
+        """The type of right sides, from the type of the right records."""
         return record
 
     def describe(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class AsOf(Timed):
         return duration_ms(self.keep, "keep")
 
     def right(self, record: Any) -> Any:
-        """The type of versions, from that of the right records."""
+        """The type of versions, from the type of the right records."""
         return _versions(record, changelog=self.changelog)
 
     def describe(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Lookup:
         return _how_problems(self.how, Enrichment)
 
     def right(self, record: Any) -> Any:
-        """The type of versions, from that of the right records."""
+        """The type of versions, from the type of the right records."""
         return _versions(record, changelog=self.changelog)
 
     def describe(self) -> dict[str, Any]:

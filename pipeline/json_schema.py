@@ -24,7 +24,7 @@ DIALECT = "http://json-schema.org/draft-07/schema#"
 class JsonSchemaCodec(SchemaCodec[T]):
     """JSON, as `JsonCodec`, whose JSON Schema is derived from the type, unless *schema* gives one.
 
-    *registry*, *subjects* and *register* are as those of `AvroCodec`. Without a registry values are plain JSON. The
+    *registry*, *subjects* and *register* are as of `AvroCodec`. Without a registry values are plain JSON. The
     schema is for other programs: what a value may be here is said by the type.
     """
 

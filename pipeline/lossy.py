@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.pipeline.records import apart
 from exactlyonce.pipeline.shape import Form, Shape, shape_of
-from exactlyonce.pipeline.wire import apart
 
 Check = Callable[[Any], str]
 """Returns the part of a value that is read back differently, and how; empty if none is."""

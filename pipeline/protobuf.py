@@ -25,7 +25,7 @@ _TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[
 class ProtobufCodec(SchemaCodec[T]):
     """Protobuf, as ``ProtobufCodec(Order)``, where *Order* is a class that protoc has generated.
 
-    *registry*, *subjects* and *register* are as those of `AvroCodec`; the schema is the file of the class, with its
+    *registry*, *subjects* and *register* are as of `AvroCodec`; the schema is the file of the class, with its
     imports. Messages cannot be sent to another process: map them to a type of your own before `key_by`.
     """
 
@@ -123,7 +123,7 @@ def _outermost(descriptor: Any) -> Any:
 
 
 def _indexes_of(descriptor: Any) -> tuple[int, ...]:
-    """The place of a message among those of its file, then of each message within the one around."""
+    """The place of a message among the messages of its file, then of each message within the one around."""
     around = descriptor.containing_type
     if around is None:
         return (list(descriptor.file.message_types_by_name).index(descriptor.name),)

@@ -28,7 +28,7 @@ class Registry:
     """A registry, and the use that a codec makes of it."""
 
     settings: tuple[tuple[str, Any], ...] = field(repr=False)
-    """Those of Confluent's client, sorted; secrets are references."""
+    """The settings of Confluent's client, sorted; secrets are references."""
     subjects: Subjects
     register: bool
     """Whether a sink registers its schema."""

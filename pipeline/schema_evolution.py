@@ -1,4 +1,4 @@
-"""The losses and gaps when values of one schema are read by another one. Schemas are those of `shape.describe`.
+"""The losses and gaps when values of one schema are read by another one. Schemas come from `shape.describe`.
 
 `lost` compares schemas; `changed` checks whether the dropped fields of a value have their defaults.
 
@@ -206,7 +206,7 @@ def _is_omitted(field: Field) -> bool:
 
 
 def _is_same_default(was: Field, now: Field) -> bool:
-    """Whether the omitted default of *was* is that of *now*: a type that always writes its fields does not tell it."""
+    """Whether *was* and *now* have the same omitted default: a type that always writes its fields does not tell it."""
     return now.is_omitted and [type(was.default), was.default] == [type(now.default), now.default]
 
 

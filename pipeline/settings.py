@@ -43,7 +43,7 @@ class Setting:
     default: str = ""
     """The default in words, if they tell more than the value."""
     key: str = ""
-    """The name in a file; empty: that of the field, without its unit."""
+    """The name in a file; empty: the field's name, without its unit."""
     keyword: str = ""
     """The name in Python and, with dashes, on the command line; empty: `key`."""
     in_file: bool = True

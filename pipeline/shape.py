@@ -165,7 +165,7 @@ class Shape:
 
     @property
     def scalar(self) -> Form | None:
-        """The form of scalars, for an enum or literals that of their values; None for any other shape."""
+        """The form of scalars, for an enum or literals the form of their values; None for any other shape."""
         if self.form in (Form.ENUM, Form.LITERAL):
             classes = {type(value) for value in self.values if value is not None}
             return Form.STR if classes <= {str} else Form.INT if classes == {int} else None

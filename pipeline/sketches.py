@@ -44,7 +44,7 @@ class HyperLogLog:
 
     @cached_property
     def bits(self) -> int:
-        """Those of a register's number."""
+        """The bits of a register's number."""
         return max(4, ceil(log2((1.04 / self.error) ** 2)))
 
     @property
@@ -114,7 +114,7 @@ def _tau(x: float) -> float:
 
 
 _ZERO = 1 << 23
-"""More than any bucket of a positive float lies from that of 1."""
+"""More than any bucket of a positive float lies from the bucket of 1."""
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Source(ABC, Generic[T_co]):
     if not TYPE_CHECKING:  # a subclass says what its arguments are
 
         def __new__(cls, *_: Any, **arguments: Any) -> Source[Any]:
-            """Raises `GraphError` where *arguments* are those of an earlier version."""
+            """Raises `GraphError` where *arguments* are of an earlier version."""
             taken = (_MOVED.keys() - {"time"}) & arguments.keys()
             if taken and not taken <= set(inspect.signature(cls).parameters):
                 moved = ((new, arguments[old]) for old, new in _MOVED.items() if old in arguments)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, Typ
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.aggregates import Accumulator, Aggregate, Misuse, folded, held, several
 from exactlyonce.pipeline.builder import Builder
+from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
@@ -168,15 +169,15 @@ class Pipeline:
         return Stream(self._builder, self._builder.add_source(id, source))
 
     @_operator
-    def table(self, id: str, source: Source[Record[V]]) -> Table[Any, V]:
-        """The newest value by key of a changelog topic, for `KeyedStream.as_of` and `KeyedStream.lookup`.
+    def table(self, id: str, source: Source[Record[V]] | Source[Change[V]]) -> Table[Any, V]:
+        """The newest value by key of a changelog, for `KeyedStream.as_of` and `KeyedStream.lookup`.
 
         >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
         >>> names = pipeline.table("names", KafkaSource.records("names", key=str, value=str))
 
-        The key is that of the message, of the type *key* of the source, that of ``KafkaSource.records``. A null value
-        deletes the key; its event time is the timestamp of the message.
+        The key is the message's, of the type *key* of the source, as of ``KafkaSource.records``. A null value
+        deletes the key; its event time is the timestamp of the message. Of `PostgresChanges` the key is the row's.
         """
         return Table(self._builder, self._builder.add_table(id, source))
 
@@ -379,7 +380,7 @@ class Stream(_Stream[T]):
     ) -> Stream[T]:  # fmt: skip
         """The same records with another event time, for windows and other operators by time after it.
 
-        *at* is that of `EventTime`: the name of a field, or a function of the record. *disorder* is how far the new
+        *at* is as of `EventTime`: the name of a field, or a function of the record. *disorder* is how far the new
         time may lie before the old one, which for a late record is its floor; it may lie after it by any time. One
         further back is late for the operators that come next, and their ``late=`` gets it. Their results come later by
         *disorder*, and remain a function of the topics. The sources need ``time=``.
@@ -599,7 +600,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
 
-        *outputs*, *state*, *state_version*, *migrations* and *ttl* are those of `stateful_map`.
+        *outputs*, *state*, *state_version*, *migrations* and *ttl* are as of `stateful_map`.
         """
         function = self._builder.read(fn, _taken(outputs), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)
@@ -724,7 +725,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         topic, partition and offset, and of one record, which both sides have, the left one first. So the results are a
         function of the topics; both sources need ``time=``. *late* and *late_right* get the late records of each side.
 
-        With ``order="arrival"`` no record waits, and the order between the sides is that of arrival: results depend on
+        With ``order="arrival"`` no record waits, and the sides come in order of arrival: results depend on
         how fast either side is read. The order log has it, so that a replay or an audit repeats it.
         """
         inputs, _ = self._builder.both(Kind.CO_PROCESS, self._origin, right)
@@ -757,7 +758,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     def in_order(self, id: str, *, late: Output[T] | None = None) -> Stream[T]:
         """The records of each key by time; of one time by topic, partition and offset.
 
-        A record waits until no earlier one can come; then those of all keys that waited come by time. An operator on
+        A record waits until no earlier one can come; then records of all keys come by time. An operator on
         the same key after it does not depend on the order of arrival. *late* gets the records that are not above their
         floor; without it they are left out and counted. The source needs ``time=``.
         """
@@ -853,7 +854,7 @@ class KeyedStream(_Stream[T], Generic[K, T]):
     ) -> Stream[Any]:  # fmt: skip
         """Each pair of a record here and one of *right*, of the same key, whose times lie close together.
 
-        *within* are the bounds of the right record's time less that of the left one, both inclusive:
+        *within* are the bounds of the right record's time less the left one's, both inclusive:
         ``within=("-5m", "1h")`` pairs an order with payments from 5 minutes before it to an hour after it. A pair comes
         as soon as both are there, and its time is the later of both. *how* "left", "right" or "full" also gives the
         records of that side, or of both, that have no partner: once none can come any more, which is the time of the
@@ -1006,7 +1007,7 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         `Any` for type checkers. Checkpoints fit both forms, with the same fields in the same order.
 
         *late* gets the records that no window takes any more, for `side` of the stream; without it they are left out
-        and counted. *lateness* and *early* are those of `WindowedStream`.
+        and counted. *lateness* and *early* are as of `WindowedStream`.
         """
 
         def accumulate(record: Any, names: Mapping[str, Any]) -> Accumulator:
@@ -1091,7 +1092,7 @@ class WindowedStream(_Stream[T], Generic[K, T]):
         is the list of its records, by time; of one time by topic, partition and offset.
 
         All records of windows that are not over are part of the state, those of hopping windows once for each pane: an
-        aggregate keeps less. *output* is the type of one output, the other options are those of `aggregate`.
+        aggregate keeps less. *output* is the type of one output, the other options are as of `aggregate`.
         """
         function = self._builder.read(fn, ("window",), yields=None)
         window = revised(self._window, early, lateness)

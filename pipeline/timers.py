@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 from exactlyonce.pipeline import functions, hints
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
-from exactlyonce.pipeline.event_time import END_OF_TIME
+from exactlyonce.pipeline.event_time import END_OF_TIME, NoTime, ms_of
 from exactlyonce.pipeline.functions import Emit, Function
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.moments import NoTime, ms_of
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.timed import Order, Timed
 from exactlyonce.pipeline.versions import parameter_type
@@ -39,7 +38,7 @@ TAKES = ("key", "state", "record", "timers", "emit")
 
 
 class TimerSet:
-    """The timers of one key that go by one time: that of events, or the clock. A time is in UTC, or in ms since 1970.
+    """The timers of one key that go by one time: event time, or the clock. A time is in UTC, or in ms since 1970.
 
     A timer goes off once, as often as it is set.
     """
@@ -55,7 +54,7 @@ class TimerSet:
 
     @property
     def now(self) -> datetime:
-        """The time now; for events, that of the record, or of the timer."""
+        """The time now; for events, the record's or the timer's."""
         if self.now_ms is None:
             raise TypeError(f"there is no time: {self.source}")
         return moment(self.now_ms)
@@ -207,7 +206,7 @@ def kept_entry(state: Any, records: Sequence[Any], order: Any) -> Any:
     """The type of what is kept for a slot and key: (state, whether a timer is set, and by input: held records with
     their places). In order of arrival no records are held.
 
-    The state of a key lies in a slot that never ends; *state* is its type, *records* are those of the inputs.
+    The state of a key lies in a slot that never ends; *state* is its type, *records* are of the inputs.
     """
     records = () if order == "arrival" else records
     if UNKNOWN in (state, *records):

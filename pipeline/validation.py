@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from exactlyonce.pipeline import hints, shape, wire
+from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
-from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.durations import written_duration
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
-from exactlyonce.pipeline.records import key_of_message
+from exactlyonce.pipeline.records import key_of_message, wire_schema
+from exactlyonce.pipeline.sink import delivery_problems
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Expiry, Timed
 from exactlyonce.pipeline.timers import Handling
@@ -34,19 +33,11 @@ _LETTING_NONE_OUT = (
 _PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A mistake with its remedy."""
-
-    location: str
-    text: str
-
-
-def check(graph: LogicalGraph, written_at: str) -> Iterator[Problem]:
-    """All mistakes in a graph."""
-    yield from (Problem(written_at, text) for text in _whole(graph))
+def check(graph: LogicalGraph, written_at: str) -> Iterator[str]:
+    """All mistakes in a graph, each with its line and its remedy; *written_at* is that of the pipeline."""
+    yield from (f"{written_at}: {text}" for text in _whole(graph))
     for node in graph.nodes:
-        yield from (Problem(node.location, text) for text in _node(graph, node))
+        yield from (f"{node.location}: {text}" for text in _node(graph, node))
 
 
 def _whole(graph: LogicalGraph) -> Iterator[str]:
@@ -238,7 +229,7 @@ def _calls(calls: Calls) -> Iterator[str]:
             "the type of the answers is unknown, and they are kept in checkpoints: annotate what the function returns, "
             "as async def fetch(records: list[Order]) -> list[Price], or give output=, the type of one answer"
         )
-    elif problem := _problem(lambda: wire.describe(calls.answer)):
+    elif problem := _problem(lambda: wire_schema(calls.answer)):
         yield f"the answers are kept in checkpoints, and {problem}"
 
 
@@ -249,7 +240,7 @@ def _reads_no_topic(node: Node) -> bool:
 def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.type is UNKNOWN:
         yield _unknown(graph, Input(node.id), "they may be sent to another process")
-    elif problem := _problem(lambda: wire.describe(node.type)):
+    elif problem := _problem(lambda: wire_schema(node.type)):
         yield f"records may be sent to another process, and {problem}"
     if node.key_type is not UNKNOWN and (problem := _problem(lambda: shape.describe(node.key_type))):
         yield f"the key must be encoded, and {problem}"
@@ -271,7 +262,7 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
 def _loop(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.type is UNKNOWN:
         yield f"the type of the records of loop {node.id!r} is unknown: give it to pipeline.feedback(id, type)"
-    elif problem := _problem(lambda: wire.describe(node.type)):
+    elif problem := _problem(lambda: wire_schema(node.type)):
         yield f"the records of a loop are kept in checkpoints, and {problem}"
     if not node.inputs:
         yield f"loop {node.id!r} has no input: give it records by .feed(...) of a stream"

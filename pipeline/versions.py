@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exactlyonce.pipeline import functions, key_types, shape
+from exactlyonce.pipeline import functions, shape
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.keys import key_schema
 
 KEPT_BY_AVRO = (
     "is kept by an Avro schema, which this exactlyonce does not read any more. Run the pipeline once more by the "
@@ -55,7 +56,7 @@ class VersionedState:
     @property
     def keys(self) -> Any:
         """The schema of the keys for checkpoints; None: unknown."""
-        return key_types.described(self.key_type)
+        return key_schema(self.key_type)
 
     @property
     def schema(self) -> Any:

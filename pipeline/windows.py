@@ -19,7 +19,7 @@ import msgspec
 
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
+from exactlyonce.pipeline.event_time import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.timed import Timed
 
 K = TypeVar("K")
@@ -469,7 +469,7 @@ class Kept(NamedTuple):
 
     start: int
     end: int
-    """In ms: those of the window, or of the pane of hopping windows. A session may still grow."""
+    """In ms: of the window, or of the pane of hopping windows. A session may still grow."""
     accumulator: Any
 
 
@@ -493,7 +493,7 @@ def kept_in(window: Window | Revised, slot: int, state: Any) -> list[Kept]:
 
 
 def kept_state(window: Any, state: Any) -> Any:
-    """The type of what is kept for a window, given that of an accumulator.
+    """The type of what is kept for a window, given the type of an accumulator.
 
     With a session, its first and last time. With a revised window, (number of results, accumulator) of that whose
     lateness ends with the slot, once it has a result, and by its last millisecond the new part of each window.

@@ -1,9 +1,8 @@
 """Sinks, one folder or module per store: `kafka/`, `delta/`, `files/`, `iceberg/`, `mysql/`, `postgres/`, `redis/`,
 and one that prints.
 
-`writer` and `committer` are the seams to engines; `refusals` has the error texts of stores, `ledger` the rules of their
-ledgers. Stores share `write_ahead/` (rows wait in the checkpoint topic), `sql/` (tables of any database) and `lake/`
-(tables of files).
+`writer` and `committer` are the seams to engines; `ledger` has the rules of every store's ledger. Stores share
+`write_ahead/` (rows wait in the checkpoint topic), `sql/` (tables of any database) and `lake/` (tables of files).
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported on first use: a
 process starts with the sinks of its pipeline alone.

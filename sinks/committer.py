@@ -55,7 +55,7 @@ class Committer(Protocol):
 
 class CommitsBySubtask(ABC):
     """A committer whose ledger has an entry for each subtask. Its leader asks for one committable at a time: an answer,
-    a refusal or an accepted loss is that of one subtask."""
+    a refusal or an accepted loss is one subtask's."""
 
     def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
         """See `Committer.commit`: one after the other, so a repeated call skips those that are committed."""

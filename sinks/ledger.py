@@ -75,7 +75,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SinkLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """The ledger of one sink as one value; without arguments, that of a sink which has none yet.
+    """The ledger of one sink as one value; without arguments, of a sink which has none yet.
 
     A store reads the value, asks it for the next one, and writes that together with the output, in one atomic step. A
     store that lets several subtasks commit at once has a row for each, and calls `LedgerEntry.is_due` itself.

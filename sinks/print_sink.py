@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exactlyonce.pipeline.delivery import AT_LEAST_ONCE
 from exactlyonce.pipeline.errors import UserError
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import AT_LEAST_ONCE, Sink
 from exactlyonce.sinks.writer import FlushedInterval, IntervalWriter, Opened, WriterContext
 
 

@@ -6,13 +6,17 @@ belong to checkpoint n; a writer pre-commits and never commits: that is the prot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_origin
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import BlockRef, Precommit, StagedAck
+from exactlyonce.pipeline import hints, shape
+from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
+from exactlyonce.pipeline.records import Record
 
 if TYPE_CHECKING:  # else each description would load the schemas of the checkpoint topic
     from exactlyonce.checkpoint.block_storage import Ticket
@@ -135,13 +139,6 @@ class WaitingWriter:
             self.writer.poll()
 
 
-class GrantedWriter(SinkWriter, Protocol):
-    """A writer that uses only transactional ids granted by the coordinator; see `Sink.transactional`."""
-
-    def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
-        """Write with this id from now on: the coordinator knows its producer."""
-
-
 class SinkEncoder(Protocol):
     """Encodes records for the sink's writer."""
 
@@ -158,7 +155,7 @@ class BlockStaging(Protocol):
         """The number of in-flight blocks of this worker."""
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
-        """Send a block; those of one sink subtask keep their order."""
+        """Send a block; blocks of one sink subtask keep their order."""
 
 
 class WriterClients(Protocol):
@@ -231,3 +228,42 @@ class Writable(Protocol):
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask, and the encoder; nothing is written yet."""
+
+
+def holds_records(type_: Any) -> bool:
+    """Whether a stream of the type is of `Record`."""
+    return type_ is Record or get_origin(type_) is Record
+
+
+def holds_changes(type_: Any) -> bool:
+    """Whether a stream of the type is of `Change`."""
+    return type_ is Change or get_origin(type_) is Change
+
+
+def holds_keys(type_: Any) -> bool:
+    """Whether each output of the type has a key and a value of its own."""
+    return holds_records(type_) or holds_changes(type_)
+
+
+def value_type(type_: Any) -> Any:
+    """The type of the values of a stream of *type_*.
+
+    >>> value_type(Record[int]), value_type(int), value_type(Change[dict]) == dict | None
+    (<class 'int'>, <class 'int'>, True)
+    """
+    if not holds_keys(type_):
+        return type_
+    of = (get_args(type_) or (Any,))[0]
+    return of if holds_records(type_) else hints.union([*hints.members(of), type(None)])
+
+
+def codec_problems(codec: Callable[[Any], Codec[Any]], type_: Any) -> Iterator[str]:
+    """The reasons why a stream of *type_* cannot be encoded by *codec*, which makes the codec for a type."""
+    try:
+        encoded = hints.without_none(codec(type_).type)
+    except shape.UnsupportedType as error:
+        yield str(error)
+        return
+    held = hints.without_none(value_type(type_))
+    if isinstance(encoded, type) and isinstance(held, type) and encoded not in held.__mro__:
+        yield f"value= encodes {shape.type_name(encoded)}, and the stream is of {shape.type_name(held)}"

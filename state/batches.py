@@ -1,16 +1,21 @@
-"""A batch of records on states in a dict: the loop of every table whose newest states are Python objects.
+"""A batch of records on states in a dict: the loops of every table whose newest states are Python objects.
 
 Invariant: before the loop, `_touch` has put the existing states of the batch's keys into `_states`; the loop leaves
-each new state there and in the interval's changes; after it, `_touched` may take states out again.
+each new state there and in the interval's changes; after it, `_touched` may take states out again. A timed table has
+its states by places (`slots`): none lies at or below the floor of its key group; a slot index knows every slot and key
+group with a state, so the pane of a window is its own timer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import ge
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.errors import USERS_ERRORS, require
 from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.slots import TableTimes, key_of, packed_slot, places, slot_of, unpacked_slot
 from exactlyonce.state.state_type import StateType
 
 S = TypeVar("S")
@@ -107,3 +112,126 @@ class BatchTable(StatesTable[S]):
             raise ApplyFailed(len(outputs)) from error
         self._touched(len(states) - count)
         return outputs
+
+
+class TimedStates(StatesTable[S]):
+    """The common part of timed tables."""
+
+    _times: TableTimes
+    _by_key: SlotsByKey | None
+
+    def update(
+        self, fn: Callable[[S | None, R], S], slots: Sequence[int], keys: Sequence[bytes], records: Sequence[R]
+    ) -> None:
+        """See `TimedTable.update`."""
+        self._update(fn, places(slots, keys), records)
+
+    def _update(self, fn: Callable[[S | None, R], S], keys: Sequence[bytes], records: Sequence[R]) -> None:
+        changes, states = self._touch(keys), self._states
+        get, count, index = states.get, len(states), 0
+        try:
+            if self.state_type.mutable:
+                clone: Callable[[Any], Any] = self.state_type.clone
+                for index, (key, record) in enumerate(zip(keys, records, strict=True)):  # noqa: B007 - of the error
+                    state = fn(get(key), record)
+                    states[key] = changes[key] = clone(state) if state is record else state
+            else:
+                for index, (key, record) in enumerate(zip(keys, records, strict=True)):  # noqa: B007 - of the error
+                    states[key] = changes[key] = fn(get(key), record)
+        except USERS_ERRORS as error:
+            raise ApplyFailed(index) from error
+        self._touched(len(states) - count)
+
+    def put(self, slot: int, key: bytes, state: S | None) -> None:
+        """See `TimedTable.put`."""
+        place = packed_slot(slot) + key
+        if state is None:
+            self._remove(place, self._touch([place]))
+        else:
+            self._update(lambda _, new: new, [place], [state])
+
+    def _remove(self, place: bytes, changes: dict[bytes, S | None]) -> None:
+        """Remove the state at *place*, if there is one, and note it in *changes*."""
+        raise NotImplementedError
+
+    def slots_of(self, key: bytes) -> Sequence[int]:
+        """See `TimedTable.slots_of`."""
+        assert self._by_key is not None, "a table made with by_key=True is asked for the slots of a key"
+        return self._by_key.slots(key)
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """See `TimedTable.present`."""
+        assert self._by_key is not None, "a table made with by_key=True is asked for the slots of keys"
+        return self._by_key.present(keys)
+
+    def watermark(self, group: int) -> int:
+        """See `TimedTable.watermark`."""
+        return self._times.watermark_of(group)
+
+    def advance(self, watermark: int, groups: Iterable[int] | None = None) -> None:
+        """See `TimedTable.advance`."""
+        times = self._times
+        if groups is None:
+            times.watermark = max(watermark, times.watermark)
+            return
+        for group in groups:
+            times.watermarks[group] = max(watermark, times.watermarks.get(group, watermark))
+
+    def begin(self, group: int, slot: int, key: bytes) -> None:
+        """See `TimedTable.begin`."""
+        self._times.begun[group] = slot, key
+
+    def begun(self, group: int) -> tuple[int, bytes] | None:
+        """See `TimedTable.begun`."""
+        return self._times.begun_in(group)
+
+    def _require_open(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
+        """New *keys* are in slots that were not dropped."""
+        floors = self._times.floors.values()
+        if floors and unpacked_slot(min(keys)) <= max(floors):
+            firsts = map(self._times.first_place, groups)
+            require(all(map(ge, keys, firsts)), "states are put only into slots that were not dropped")
+
+
+class SlotsByKey:
+    """The slots of each key."""
+
+    def __init__(self) -> None:
+        self._slots: dict[bytes, int | list[int]] = {}
+        """A number: the key has one."""
+
+    def add(self, keys: Collection[bytes]) -> None:
+        by_key, own = self._slots, list(map(key_of, keys))
+        packed = list(map(slot_of, keys))
+        unpacked = {slot: unpacked_slot(slot) for slot in set(packed)}
+        slots = list(map(unpacked.__getitem__, packed))
+        new = dict(zip(own, slots, strict=True))
+        if len(new) == len(own) and by_key.keys().isdisjoint(new):  # as most often
+            by_key.update(new)
+            return
+        for key, slot in zip(own, slots, strict=True):
+            before = by_key.setdefault(key, slot)
+            if isinstance(before, list):
+                if slot not in before:
+                    insort(before, slot)
+            elif before != slot:
+                by_key[key] = sorted((before, slot))
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        by_key = self._slots
+        for place in keys:
+            key = key_of(place)
+            slots = by_key[key]
+            if isinstance(slots, int):
+                del by_key[key]
+                continue
+            del slots[bisect_left(slots, unpacked_slot(place))]
+            if len(slots) == 1:
+                by_key[key] = slots[0]
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        return set(filter(self._slots.__contains__, keys))
+
+    def slots(self, key: bytes) -> Sequence[int]:
+        slots = self._slots.get(key, ())
+        return (slots,) if isinstance(slots, int) else slots

@@ -20,7 +20,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.errors import require
-from exactlyonce.pipeline.key_types import forms_of
+from exactlyonce.pipeline.keys import key_forms_of
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateUnstorable
 from exactlyonce.state.key_groups import mask_of
 
@@ -53,7 +53,7 @@ class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
     version: int = 1
     """The version of the states; see `pipeline.versions`."""
     key_forms: int = 0
-    """The forms of the keys with a state; see `pipeline.key_types`. Only the index has it. 0: unknown."""
+    """The forms of the keys with a state; see `pipeline.keys`. Only the index has it. 0: unknown."""
 
     @property
     def groups(self) -> int:
@@ -135,7 +135,7 @@ class EncodedKeys(NamedTuple):
 
 def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes], own: Sequence[bytes] | None = None) -> EncodedKeys:
     """*keys* with a state, and *deleted* ones; *own*: the user's keys in *keys*, unless these are them."""
-    return EncodedKeys(_encode((keys, deleted)), forms_of(keys if own is None else own))
+    return EncodedKeys(_encode((keys, deleted)), key_forms_of(keys if own is None else own))
 
 
 class BlockDecoder:

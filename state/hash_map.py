@@ -1,6 +1,6 @@
 """The backend that keeps all states in memory: a dict for each table.
 
-The newest state of every key lies in one dict, and the changes since the last barrier in that of the interval as well.
+The newest state of every key lies in one dict, and the changes since the last barrier in the interval's dict as well.
 So freezing only sets an interval aside, and its states never change: mutable ones are cloned when a record touches them
 while an older interval is open.
 """
@@ -13,14 +13,13 @@ from typing import Any, TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.backend import Table, TimedTable
-from exactlyonce.state.batches import BatchTable, StatesTable
+from exactlyonce.state.batches import BatchTable, SlotsByKey, StatesTable, TimedStates
 from exactlyonce.state.interval import Interval, TableContents, exhaust
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.slots import Slots, TableTimes, key_of, packed_slot, unpacked_slot
 from exactlyonce.state.snapshot import Snapshot, SnapshotHistory
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
-from exactlyonce.state.timed import SlotsByKey, TimedStates
 
 S = TypeVar("S")
 _append: Callable[[Any, Any], None] = list.append

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.slots import KeyLayout
 from exactlyonce.state.state_type import StateType
 
@@ -176,7 +176,7 @@ class Interval(Generic[S]):
                 self._dropped.add(key)
 
     def _take_in(self) -> Iterator[None]:
-        """Add new keys that are not deleted again to those of the table."""
+        """Add new keys that are not deleted again to the keys of the table."""
         for group, added in self.added.items():
             for start in range(0, len(added), SLICE_ENTRIES):
                 some = [key for key in added[start : start + SLICE_ENTRIES] if key not in self._dropped]
@@ -185,7 +185,7 @@ class Interval(Generic[S]):
         self.added.clear()
 
     def _take_out(self) -> Generator[None, None, set[int]]:
-        """Remove forgotten keys from those of the table; the key groups that have none left."""
+        """Remove forgotten keys from the keys of the table; the key groups that have none left."""
         emptied = set[int]()
         for group, parts in self.forgotten.items():
             keys, gone = self._table.keys[group], chain.from_iterable(parts)
@@ -218,7 +218,7 @@ class Interval(Generic[S]):
                 return
 
     def _at_barrier(self, keys: list[bytes]) -> tuple[list[bytes], list[S]]:
-        """Those of *keys* with a state at the barrier, and these: the newest, unless a later interval has one."""
+        """The *keys* with a state at the barrier, and the states: the newest, unless a later interval has one."""
         newest: list[S | None] = list(map(self._table.states.get, keys))
         for later in reversed([*self._later()]):
             newest = list(map(later.before.get, keys, newest))

@@ -84,7 +84,7 @@ class TableTimes:
     """The times of a timed table and of its key groups; a group without one has none."""
 
     groups: Sequence[int] = ()
-    """Those of the table."""
+    """The key groups of the table."""
     watermark: int = NO_WATERMARK
     """The last one of this run, for all groups. Before a restore, groups may have had later ones."""
     watermarks: dict[int, int] = field(default_factory=dict)

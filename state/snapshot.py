@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.blocks import BlockHeader, EncodedBlock
-from exactlyonce.state.index import IndexHead, encode_index
+from exactlyonce.state.chain import IndexHead, encode_index
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
 

@@ -15,8 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.keys import holds_keys
 from exactlyonce.pipeline.lossy import lossy
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, described_shape, shape_of
@@ -232,7 +232,7 @@ class StateType(Generic[S]):
 
     def has_keys(self, written: Any) -> bool:
         """Whether the operator still has keys of schema *written*, as far as both are known."""
-        return key_types.holds(self.keys, written)
+        return holds_keys(self.keys, written)
 
     def require_keys(self, written: Any) -> None:
         """Raise `StateIncompatible` unless `has_keys`: states under other keys would never be found."""
@@ -374,3 +374,29 @@ def _flat_clone(shape: Shape) -> Callable[[Any], Any] | None:
     if shape.is_struct and not any(_mutable(field.shape) for field in shape.fields):
         return methodcaller("__copy__")
     return None
+
+
+def json_text(value: Any) -> str:
+    """A msgpack value, a state or a key, as JSON for people and for text columns, with nothing left out. A dict stays
+    an object; a key without a JSON name, as a tuple, is named by its own JSON text.
+
+    >>> json_text({"sum": 3, 7: 1}), json_text({("ann", 1): [3], None: []})
+    ('{"sum":3,"7":1}', '{"[\\\\"ann\\\\",1]":[3],"null":[]}')
+    """
+    try:
+        return msgspec.json.encode(value).decode()
+    except TypeError:  # of one of its keys, wherever that is
+        return msgspec.json.encode(_named(value)).decode()
+
+
+def _named(value: Any) -> Any:
+    """*value*, with a text in place of every key without a JSON name."""
+    if isinstance(value, dict):
+        return {_name(key): _named(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(inner) for inner in value]
+    return value
+
+
+def _name(key: Any) -> Any:
+    return json_text(key) if key is None or isinstance(key, bool | list | tuple) else key

@@ -43,7 +43,7 @@ class GroupState(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredState(Generic[S]):
-    """The state of *operator* at *checkpoint*, of which nothing has been read yet; *type* is that of a state."""
+    """The state of *operator* at *checkpoint*, of which nothing has been read yet; *type* is the type of a state."""
 
     operator: str
     type: Any
@@ -65,7 +65,7 @@ class StoredState(Generic[S]):
     digest: bytes = b""
     """The digest of the indexes, which identifies the state. Empty without state."""
     times: TableTimes | None = None
-    """Those of a timed table, which keeps them up to date: nothing is read that they have forgotten."""
+    """The times of a timed table, which keeps them up to date: nothing is read that they have forgotten."""
     fetch: Fetch = lambda refs: ()
 
     @property
@@ -74,7 +74,7 @@ class StoredState(Generic[S]):
 
     @property
     def present(self) -> set[int]:
-        """Those of `groups` with any state."""
+        """The `groups` with any state."""
         mask = 0
         for _, some in self.chain.needed(mask_of(self.groups)):
             mask |= some
@@ -85,7 +85,7 @@ class StoredState(Generic[S]):
         return sum(block.ref.size for block, _ in self.chain.needed(mask_of(groups)))
 
     def together(self, groups: Iterable[int], bytes_max: float) -> tuple[int, ...]:
-        """The first of *groups*, and as many more as need at most *bytes_max* of blocks beyond those of the first."""
+        """The first of *groups*, and as many more as need at most *bytes_max* of blocks beyond the first one's."""
         some, blocks, bytes_left = list[int](), set[BlockRef](), bytes_max
         for group in sorted(groups):
             own = {block.ref for block, _ in self.chain.needed(1 << group)} - blocks
@@ -97,7 +97,7 @@ class StoredState(Generic[S]):
         return tuple(some)
 
     def read(self, groups: Iterable[int]) -> dict[int, GroupState[S]]:
-        """The state of those of *groups* that have any. Raises `DamagedState` or `StateIncompatible`."""
+        """The state of the *groups* that have any. Raises `DamagedState` or `StateIncompatible`."""
         state_type: StateType[S] = StateType(self.operator, self.type)
         return dict(filter(None, self._decoded(groups, self._migrating(state_type, state_type.decode))))
 

@@ -4,7 +4,7 @@
 the functions of a fold. `servers/` starts real stores.
 
 The in-memory stand-ins, in `broker/` too, pass the contract tests of the real thing. Contract tests for your classes:
-`sink_contract/`, `source_contract/`, `state_contract/` (state backends), `storage_contract/` (block storages). A
+`sink_contract/`, `source_contract`, `state_contract/` (state backends), `storage_contract` (block storages). A
 module that needs a client library is imported by name: `exactlyonce.testing.scripted`. May import everything but `cli`;
 nothing that is shipped imports it.
 """
@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.testing.broker.interface import (
     Error,
+    Fault,
     Fetched,
     Initialized,
+    Injection,
     Isolation,
     NoAnswer,
     Produced,
     Record,
     TransactionalBroker,
+    UnreliableBroker,
 )
 from exactlyonce.testing.broker.model import BrokerModel, BrokerSettings
-from exactlyonce.testing.broker.unreliable import Fault, Injection, UnreliableBroker
 from exactlyonce.testing.clock import SimulatedClock, Timer
 from exactlyonce.testing.merges import assert_merges
 

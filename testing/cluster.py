@@ -5,10 +5,12 @@ It shares no code with the engine, so that it gives a second opinion on the engi
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from threading import Event
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -29,8 +31,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are no
 )
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.connectors.kafka.errors import Again, Meaning, meaning_of, retried
+from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, free_port
+from exactlyonce.connectors.kafka.errors import Again, Meaning, meaning_of
+from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.pipeline.retries import OF_BROKER, retried
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
 
 LIMIT_S = 600
 """The time limit of tests: it ends tests that hang, and is far above what a slow machine needs."""
@@ -87,7 +94,7 @@ class KafkaCluster:
         return {*self.admin().list_topics(timeout=LIMIT_S).topics}
 
     def delete_topics(self, names: Iterable[str]) -> None:
-        """Delete those of *names* that are there; returns once they are gone."""
+        """Delete the topics of *names* that are there; returns once they are gone."""
         admin, mine = self.admin(), {*names}
         if there := mine & self.topics():
             for deleted in admin.delete_topics([*there]).values():
@@ -217,7 +224,8 @@ def _accepted(
 def _read(consumer: Consumer, topic: str, timeout_s: float) -> list[Committed]:
     deadline = time.monotonic() + timeout_s
     partitions = sorted(consumer.list_topics(topic, timeout=timeout_s).topics[topic].partitions)
-    ends = {p: retried(partial(_end, consumer, topic, p, timeout_s), deadline) for p in partitions}
+    until_then = partial(retried, deadline_s=deadline, clock=time.monotonic, sleep=Event().wait)
+    ends = {p: until_then(partial(_end, consumer, topic, p, timeout_s), Again, OF_BROKER) for p in partitions}
     consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
     unread, records = set(partitions), []
     while unread:
@@ -265,3 +273,55 @@ def _await(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not appear in {LIMIT_S} s.")
+
+
+INTERNAL = "INTERNAL://127.0.0.1:9094"
+"""The listener at which the broker reaches itself."""
+
+
+@contextlib.contextmanager
+def kafka_container(image: str) -> Iterator[KafkaCluster]:
+    """Run *image* by testcontainers and yield the cluster once it answers; the container is removed at the end.
+
+    The image is built in docker/kafka: it runs the broker on port 9092, which advertises the published address of the
+    loopback interface.
+
+    Raises `BrokerUnavailable` without a Docker engine or the image, or if the broker does not come up.
+    """
+    from docker.errors import DockerException
+    from testcontainers.core.config import testcontainers_config
+    from testcontainers.core.network import Network
+
+    address = f"{HOST}:{free_port()}"
+    # Its reaper is an image to be pulled from a registry; the container is removed here, and nothing is pulled.
+    testcontainers_config.ryuk_disabled = True
+    with contextlib.ExitStack() as stack:
+        try:
+            # A network of its own: what another Docker engine left in the usual one would be in the way.
+            network = stack.enter_context(Network())
+            container = stack.enter_context(_container(image, address).with_network(network))
+        except DockerException as problem:
+            raise BrokerUnavailable(
+                f"No container of {image} could be started: {problem}. Docker must run, and the image must be there: "
+                "`make image` in the repository of exactlyonce makes it."
+            ) from problem
+        deadline = time.monotonic() + LIMIT_S
+        while not answers(address, timeout_s=1):
+            container.reload()
+            if container.status != "running" or time.monotonic() > deadline:
+                log = b"".join(container.get_logs()).decode(errors="replace")
+                raise BrokerUnavailable(
+                    f"The broker in the container of {image} did not come up at {address}; the container is "
+                    f"{container.status}:\n{log[-2000:]}"
+                )
+        yield KafkaCluster(address)
+
+
+def _container(image: str, address: str) -> DockerContainer:
+    from testcontainers.core.container import DockerContainer
+
+    container = DockerContainer(image)
+    container.with_command(["--override", f"advertised.listeners=PLAINTEXT://{address},{INTERNAL}"])
+    host, port = address.split(":")
+    container.ports["9092/tcp"] = (host, int(port))  # type: ignore[assignment]  # as the engine's client takes it
+    return container

@@ -20,20 +20,17 @@ from exactlyonce.checkpoint.events import End
 from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.source import KafkaSource
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, GraphError, Undetermined
 from exactlyonce.pipeline.graph import LogicalGraph, Node
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink, gives_partitions
 from exactlyonce.testing.broker.interface import NoAnswer, Record
 from exactlyonce.testing.broker.model import BrokerModel
 from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Script, evenly
 from exactlyonce.testing.scripted import CRASH
-from exactlyonce.testing.simulation.clients import Owner
 from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
-from exactlyonce.testing.simulation.faults import Faults
-from exactlyonce.testing.simulation.processes import Process
-from exactlyonce.testing.simulation.world import SimulatedWorld, Thread
+from exactlyonce.testing.simulation.world import Faults, Owner, Process, SimulatedWorld, Thread
 from exactlyonce.testing.store import MemorySink, StoreModel
 
 SETTINGS = CheckpointSettings(interval_ms=20, timeout_ms=1_000, tolerable_failed=1, restart_budget_ms=1_000)
@@ -167,7 +164,6 @@ class CrashingWorld(SimulatedWorld):
         if isinstance(owner, Process):
             owner.fail("killed")
             return
-        assert isinstance(owner, SimulatedCoordinator)
         owner.kill_workers()
         owner.alive = False
         self.next_coordinator(0)
@@ -236,7 +232,7 @@ class CrashingWorld(SimulatedWorld):
 
 
 class MemoryRuns:
-    """The `Runs` of a pipeline on brokers in memory."""
+    """Runs of a pipeline on brokers in memory, as `BrokerRuns`."""
 
     def __init__(self, pipeline: Pipeline | Callable[..., Pipeline], parallelism: int, *, drains: bool = True) -> None:
         self._parallelism, self._drains = parallelism, drains
@@ -249,7 +245,7 @@ class MemoryRuns:
             self._make = lambda: pipeline(*arguments).build()
         self.graph = in_memory(self._make(), StoreModel())
         self._requests: list[tuple[str, bool]] = []
-        """Those of the last run without a crash; see `CrashingWorld`."""
+        """The requests of the last run without a crash; see `CrashingWorld`."""
 
     def run(self, crash: object) -> Run:
         assert crash is None or isinstance(crash, Crash)

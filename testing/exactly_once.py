@@ -17,13 +17,13 @@ from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, ExactlyOnceError, GraphError
+from exactlyonce.pipeline.event_time import ms_of
 from exactlyonce.pipeline.graph import LogicalGraph, Node
-from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Pipeline
 from exactlyonce.sinks.kafka.sink import KafkaSink
 from exactlyonce.testing.crashing_world import MemoryRuns
-from exactlyonce.testing.runs import InputRecord, OutputRecord, Run, Runs, Script, Stored, encoded
+from exactlyonce.testing.runs import BrokerRuns, InputRecord, OutputRecord, Run, Script, Stored, encoded
 from exactlyonce.testing.scripted import CRASH
 
 if TYPE_CHECKING:
@@ -95,11 +95,10 @@ def assert_exactly_once(
     """
     __tracebackhide__ = True  # pytest shows the caller's line and the message
     kafka = _cluster.get()
+    runs: MemoryRuns | BrokerRuns
     if kafka is None:
-        runs: Runs = MemoryRuns(pipeline, parallelism, drains=drain)
+        runs = MemoryRuns(pipeline, parallelism, drains=drain)
     else:
-        from exactlyonce.testing.broker_runs import BrokerRuns
-
         runs = BrokerRuns(pipeline, parallelism, kafka, stored or {}, drains=drain)
     runs.scripts = scripts_of(runs.graph, inputs)
     try:
@@ -113,7 +112,7 @@ class _Experiment:
 
     def __init__(
         self,
-        runs: Runs,
+        runs: MemoryRuns | BrokerRuns,
         expected: Mapping[str, Sequence[object] | Check],
         side_effects: Mapping[str, Callable[[], Sequence[Hashable]]],
     ) -> None:

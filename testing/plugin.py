@@ -130,7 +130,7 @@ def kafka_image(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def container_kafka(kafka_image: str) -> Iterator[KafkaCluster]:
     """A Kafka cluster in a container, by testcontainers."""
-    from exactlyonce.testing.container import kafka_container
+    from exactlyonce.testing.cluster import kafka_container
 
     with kafka_container(kafka_image) as cluster:
         yield cluster

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 from bytecode import Bytecode
@@ -25,8 +24,8 @@ from pathspec import GitIgnoreSpec
 from selection import COLLECTED, Selection, add_options
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.engines.collector import UnitCollector
 from exactlyonce.engines.local import worker
+from exactlyonce.engines.processes import UnitCollector
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +36,7 @@ THREADS_LEFT_MAX = 40
 """More of them than there were before are clients that only a cycle of references keeps."""
 MEMORY_MIN_BYTES = 2**31
 """A broker of all tests writes a tenth of that; a container has less."""
-EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 20
+EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 10
 """How many hypothesis draws for a test that does not say it."""
 
 
@@ -321,21 +320,16 @@ def shop(
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Callable[[str, str, str], Path]:
-    """`installed("shop_sqlite", code, entry_points)` is a folder with a package of others, 1.2, from a wheel."""
+    """`installed("shop_sqlite", code, entry_points)` is a folder with a package of others, 1.2, as pip leaves one."""
 
     def install(name: str, code: str, entry_points: str) -> Path:
-        wheel, info = tmp_path / f"{name}-1.2-py3-none-any.whl", f"{name}-1.2.dist-info"
-        with ZipFile(wheel, "w") as archive:
-            archive.writestr(f"{name}.py", code)
-            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            archive.writestr(f"{info}/entry_points.txt", entry_points)
-            archive.writestr(
-                f"{info}/RECORD", "".join(f"{path},,\n" for path in [*archive.namelist(), f"{info}/RECORD"])
-            )
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps"]
-        subprocess.run([*pip, "--target", str(tmp_path / "packages"), str(wheel)], check=True)
-        return tmp_path / "packages"
+        packages = tmp_path / "packages"
+        info = packages / f"{name}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (packages / f"{name}.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(entry_points)
+        return packages
 
     return install
 

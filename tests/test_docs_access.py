@@ -63,7 +63,7 @@ def make(name: str) -> Pipeline:
 Right = tuple[str, str, str]
 """Resource, name, operation."""
 Rights = Callable[[str], list[Right]]
-"""Those of a pipeline."""
+"""The rights of a pipeline."""
 
 
 class GuardedKafka(NamedTuple):

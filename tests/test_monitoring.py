@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exactlyonce.engines.local.monitoring.metrics import METRICS
+from exactlyonce.engines.local.monitoring.serving import METRICS
 
 FOLDER = Path(__file__).parents[1] / "docker" / "monitoring"
 LABELS = {

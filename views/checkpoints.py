@@ -1,31 +1,137 @@
-"""The checkpoints of a pipeline, or of a sink of Spark, and whether they can be restored."""
+"""The checkpoints of a pipeline, or of a sink of Spark, whether they can be restored, and the blocks that they need.
+
+Unclaimed blocks, which no manifest needs, are on their way to the next checkpoint, or orphans. They are searched for in
+the present storage and in former ones. A former storage that is gone is reported, and is no error.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
+import msgspec
+
+from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, UnreadableBlock
+from exactlyonce.checkpoint.kept_blocks import first_places
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import CheckpointStats, Finalized, Manifest, slowest, slowest_first
+from exactlyonce.checkpoint.records.manifest import (
+    BlockRef,
+    CheckpointStats,
+    Finalized,
+    Manifest,
+    StoredBlock,
+    slowest,
+    slowest_first,
+)
+from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import DecisionRecord
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_log, read_topic, stable_end
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, found
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references
+from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references, references_or_why
+from exactlyonce.engines.local.monitoring.page import ShownAborted
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import require_savepoint
-from exactlyonce.pipeline.errors import ConfigError, TopicError
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.views.unclaimed_blocks import needed_blocks
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class BlockSurvey:
+    """The blocks of a pipeline; see `survey`."""
+
+    references: Mapping[int, frozenset[BlockRef] | str]
+    """The blocks that each retained checkpoint needs, or why they are unknown."""
+    scanned: Mapping[str, Scanned]
+    first_places: tuple[int, ...]
+    """The offsets from which the next run searches for orphans, by partition of the topic."""
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    """Former storages that cannot be read, each with the reason."""
+
+    @property
+    def claimed(self) -> set[BlockRef]:
+        """The blocks that some checkpoint needs."""
+        return {ref for refs in self.references.values() if not isinstance(refs, str) for ref in refs}
+
+    @property
+    def unclaimed(self) -> list[StoredBlock]:
+        """The scanned blocks that no checkpoint needs; empty if a checkpoint's references are unknown."""
+        if self.damaged:
+            return []
+        keys = {ref.key for ref in self.claimed}
+        stored = ((storage, ref) for storage, scanned in self.scanned.items() for ref in scanned.blocks)
+        return [StoredBlock(storage, ref) for storage, ref in stored if ref.key not in keys]
+
+    def written_at_ms(self, refs: Iterable[BlockRef]) -> int | None:
+        """When the first of *refs* was put; None if it is not known of any."""
+        known = (scanned.written_at_ms.get(ref.key) for ref in refs for scanned in self.scanned.values())
+        return min((at_ms for at_ms in known if at_ms is not None), default=None)
+
+    @property
+    def damaged(self) -> dict[int, str]:
+        """Why a checkpoint cannot be restored, by its number."""
+        return {checkpoint: why for checkpoint, why in self.references.items() if isinstance(why, str)}
+
+
+def survey(storages: Storages, history: History, *, deep: bool) -> BlockSurvey:
+    """Scan the blocks of *history*, which has a manifest: all if *deep*, else those where the next run searches."""
+    places = first_places(history)
+    scanned, unreachable = dict[str, Scanned](), dict[str, str]()
+    for storage in history.storages:
+        scan = partial(storages.of(storage).since, (0,) * len(places) if deep else places)
+        blocks = _answer_or_why(storage, history, scan)
+        if isinstance(blocks, str):
+            unreachable[storage] = blocks
+        else:
+            scanned[storage] = blocks
+    return BlockSurvey(needed_blocks(storages, history, history.retained), scanned, places, unreachable)
+
+
+def needed_blocks(
+    storages: Storages, history: History, manifests: Iterable[Manifest]
+) -> dict[int, frozenset[BlockRef] | str]:
+    """The blocks that each checkpoint of *manifests*, from *history*, needs, or why they are unknown."""
+    return {
+        manifest.checkpoint: _answer_or_why(
+            manifest.storage, history, partial(references_or_why, manifest, storages.of(manifest.storage))
+        )
+        for manifest in manifests
+    }
+
+
+def _answer_or_why(storage: str, history: History, look: Callable[[], R]) -> R | str:
+    """The answer of *look*; or why there is none: *storage* is a former one, or refuses a block."""
+    try:
+        return look()
+    except (StorageUnavailable, ConfigError) as error:
+        if storage not in (history.storage, TOPIC):
+            return f"{storage}, where it is kept, cannot be looked at: {error}"
+        if isinstance(error, UnreadableBlock):
+            return str(error)
+        raise
+
+
+class Phases(msgspec.Struct, kw_only=True):
+    """The times of a checkpoint and of its subtasks; None is not known."""
+
+    decided_at_ms: int | None
+    committed_at_ms: int | None
+    slowest: str
+    """The slowest subtask, in words."""
+    subtasks: list[dict[str, Any]]
+    """See `SubtaskStats.figures`; the slowest comes first."""
+    aborted: list[ShownAborted]
+    """The aborted checkpoints before it."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +168,19 @@ class CheckpointView:
         return CheckpointStats(self.manifest.checkpoint)
 
     @cached_property
-    def phases(self) -> dict[str, Any]:
-        """`stats` for a program or a page, with the times of the whole; None is not known. The slowest comes first."""
-        manifest, mark = self.manifest, self.finalized
-        return {
-            "decided_at_ms": (mark.decided_at_ms if mark is not None else 0) or None,
-            "committed_at_ms": mark.at_ms if mark is not None else None,
-            "slowest": slowest(self.stats.subtasks),
-            "subtasks": [stats.figures for stats in slowest_first(self.stats.subtasks)],
-            "aborted": [
-                {
-                    "checkpoint": aborted.checkpoint, "triggered_at_ms": manifest.triggered_at_ms - aborted.before_ms,
-                    "lasted_ms": aborted.lasted_ms, "reason": aborted.reason,
-                }
-                for aborted in self.stats.aborted
+    def phases(self) -> Phases:
+        """`stats` for a program or a page, with the times of the whole."""
+        mark, stats, triggered_at_ms = self.finalized, self.stats, self.manifest.triggered_at_ms
+        return Phases(
+            decided_at_ms=(mark.decided_at_ms if mark is not None else 0) or None,
+            committed_at_ms=mark.at_ms if mark is not None else None,
+            slowest=slowest(stats.subtasks),
+            subtasks=[subtask.figures for subtask in slowest_first(stats.subtasks)],
+            aborted=[
+                ShownAborted(each.checkpoint, triggered_at_ms - each.before_ms, each.lasted_ms, each.reason)
+                for each in stats.aborted
             ],
-        }  # fmt: skip
+        )
 
     def fate(self, name: str) -> str:
         """The fate of one of its committables, by transactional id or name."""

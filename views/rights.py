@@ -51,7 +51,7 @@ def rights_of(
     *,
     created: Collection[str] = (),
 ) -> Iterator[Right]:
-    """The rights of *pipeline*, which makes those of its *outputs* that are in *created* and missing."""
+    """The rights of *pipeline*, which makes its *outputs* that are in *created* and missing."""
     yield from (Right(TOPIC, topic, ("Read",)) for topic in inputs)
     yield from (Right(TOPIC, topic, ("Read", "Write"), topic in created) for topic in outputs)
     yield Right(TOPIC, checkpoint_topic(pipeline), ("Read", "Write", "DescribeConfigs"), creates=True, erased=True)

@@ -13,11 +13,11 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
+from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, kept_state
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
 from exactlyonce.pipeline.timers import shown_entry
 from exactlyonce.pipeline.windows import kept_in, moment, window_of
-from exactlyonce.state.index import IndexHead
+from exactlyonce.state.chain import IndexHead
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class StateView:
 
 
 def key_views(head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[KeyView]:
-    """*entries* decoded. The schema in *head* is that of the newest version only."""
+    """*entries* decoded. The schema in *head* is of the newest version only."""
     for entry in entries:
         schema = head.schema if head is not None and entry.version == head.version else None
         view = KeyView(entry.group, decoded(entry.key), decoded(entry.state, schema), entry.version)

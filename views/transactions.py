@@ -23,6 +23,7 @@ from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.engines.pending_output import (
     BY_NAME,
     DROPPED,
+    WAITS,
     StagedOutput,
     WaitingOutput,
     find_transactions,
@@ -32,7 +33,8 @@ from exactlyonce.engines.pending_output import (
 from exactlyonce.engines.pipeline_resources import PipelineResources
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted, shown_bytes
-from exactlyonce.views.unclaimed_blocks import BlockSurvey, survey
+from exactlyonce.sinks.write_ahead.writer import KIND
+from exactlyonce.views.checkpoints import BlockSurvey, survey
 
 
 class WaitingView(NamedTuple):
@@ -88,7 +90,7 @@ def _rows(blocks: BlockSurvey, sinks: Collection[str]) -> Iterator[WaitingOutput
         size = shown_bytes(sum(ref.size for ref in refs))
         attempts = {key.attempt for ref in refs if (key := BlockKey.parse(ref.key))}
         yield WaitingOutput(
-            name=f"{sink}:{subtask}:{checkpoint}", kind="rows", state="waits", sink=sink, subtask=subtask,
+            name=f"{sink}:{subtask}:{checkpoint}", kind=KIND, state=WAITS, sink=sink, subtask=subtask,
             incarnation=incarnation, attempt=", ".join(map(str, sorted(attempts))), checkpoint=checkpoint,
             where=f"{counted(len(refs), 'block')} of {described(storage)}, {size}",
             started_at_ms=blocks.written_at_ms(refs), next=DROPPED,

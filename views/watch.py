@@ -9,17 +9,32 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.local.monitoring.health import LATE_S, LATE_TIMES, Verdict
-from exactlyonce.engines.local.monitoring.page import NOTES, SAMPLES, drawn
-from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
-from exactlyonce.engines.pending_output import OPEN, WaitingLook, WaitingOutput
+from exactlyonce.engines.local.monitoring.page import (
+    ABORTED,
+    CHECKPOINTS,
+    COMPLETED,
+    NOTES,
+    SAMPLES,
+    CheckpointDetails,
+    PipelineState,
+    ShownCheckpoint,
+    ShownPartition,
+    ShownSavepoint,
+    ShownWatermark,
+    drawn,
+)
+from exactlyonce.engines.local.monitoring.serving import LATE_S, LATE_TIMES, Verdict
+from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
@@ -33,16 +48,6 @@ its own failure; the last has not ended, and writes none; there was none yet; th
 TIMEOUT_MS = 5_000
 
 
-class PartitionView(NamedTuple):
-    source: str
-    topic: str
-    partition: int
-    offset: int
-    """Sn of the newest checkpoint."""
-    lag: int | None
-    """The records from there on that readers can see; None: the topic could not be asked."""
-
-
 class Seen(NamedTuple):
     """What the last successful look has seen."""
 
@@ -50,7 +55,8 @@ class Seen(NamedTuple):
     """None: there was none."""
     history: History
     waiting: list[WaitingOutput]
-    partitions: list[PartitionView]
+    partitions: list[ShownPartition]
+    """With the records from Sn of the newest checkpoint on that readers can see."""
 
 
 class Watch:
@@ -74,8 +80,8 @@ class Watch:
         for client in (self._log, self._topics, self._waiting):
             client.close()
 
-    def look(self, now_ms: int) -> dict[str, Any]:
-        """Its state at *now_ms*, in milliseconds since 1970, in the form of `engines.local.monitoring.page`.
+    def look(self, now_ms: int) -> PipelineState:
+        """Its state at *now_ms*, in milliseconds since 1970.
 
         While the brokers cannot be asked it has what was seen last, and when that was.
         """
@@ -95,49 +101,51 @@ class Watch:
         rate = _rate(seen) if state == RUNNING else 0
         figures = {"records_per_s": rate, "lag": None, "open_transactions": None}
         if as_of_ms is not None:
-            figures["lag"], figures["open_transactions"] = sum(lags), sum(output.state in OPEN for output in waiting)
+            figures["lag"] = sum(lags)
+            figures["open_transactions"] = sum(output.state in TxnState.OPEN for output in waiting)
         if self._letters:
             counts = [_records_by_sink(view.manifest) for view in seen]
             figures["dead_letters"] = sum(of.get(sink, 0) for of in counts for sink in self._letters)
         if not problem:
             self._samples.append((now_ms, rate, sum(lags)))
         newest = history.newest_incarnation
-        return {
-            "pipeline": self._pipeline, "at_ms": now_ms, "as_of_ms": as_of_ms, "state": state, "well": verdict.well,
-            "sentence": verdict.sentence, "cause": _cause(waiting, now_ms), "from_topic": True,
-            "parallelism": history.latest.parallelism if history.latest else 0,
-            "incarnation": newest.incarnation if newest else 0, "restarts": 0,
-            "figures": figures, "samples": list(self._samples), "workers": [],
-            "graph": self._nodes(history.latest.parallelism if history.latest else 1),
-            "checkpoints": [bar for view in seen for bar in _bars(view)][-CHECKPOINTS:],
-            "partitions": [partition._asdict() for partition in partitions],
-            "watermarks": [
-                {"id": source.source, "at_ms": source.at_ms, "held_back_by": source.held_back_by, "late": None,
-                 "came": None}
+        return PipelineState(
+            pipeline=self._pipeline, at_ms=now_ms, as_of_ms=as_of_ms, state=state, well=verdict.well,
+            sentence=verdict.sentence, cause=_cause(waiting, now_ms), from_topic=True,
+            parallelism=history.latest.parallelism if history.latest else 0,
+            incarnation=newest.incarnation if newest else 0, restarts=0,
+            figures=figures, samples=list(self._samples), workers=[],
+            graph=self._nodes(history.latest.parallelism if history.latest else 1),
+            checkpoints=[shown for view in seen for shown in _with_aborted(view)][-CHECKPOINTS:],
+            partitions=partitions,
+            watermarks=[
+                ShownWatermark(
+                    id=source.source, at_ms=source.at_ms, held_back_by=source.held_back_by, late=None, came=None
+                )
                 for source in source_watermarks(history.latest)
             ] if history.latest else [],
-            "savepoints": [_savepoint(manifest) for manifest in reversed(history.savepoints.values())],
-            "transactions": [output.figures(now_ms) for output in waiting],
-            "notes": [*_story(history)][:NOTES],
-        }  # fmt: skip
+            savepoints=[_savepoint(manifest) for manifest in reversed(history.savepoints.values())],
+            transactions=[output.figures(now_ms) for output in waiting],
+            notes=[*_story(history)][:NOTES],
+        )  # fmt: skip
 
     def has_news(self) -> bool:
         """Whether there is a decision that `look` has not seen."""
         return self._log.has_news()
 
-    def checkpoint(self, number: int) -> dict[str, Any] | None:
-        """The details of one checkpoint, in the form of the page; None: it is not known."""
+    def checkpoint(self, number: int) -> CheckpointDetails | None:
+        """The details of one checkpoint; None: it is not known."""
         if (known := self._seen.get(number)) is None:
-            bars = (bar for view in self._seen.values() for bar in _bars(view))
-            return next((_opened(bar) for bar in bars if bar["id"] == number), None)
+            shown = (shown for view in self._seen.values() for shown in _with_aborted(view))
+            return next((_opened(aborted) for aborted in shown if aborted.id == number), None)
         manifest = known.manifest
-        return {
-            **_bar(known), **known.phases, "missing": [], "notes": [],
-            "parts": [
-                *((snapshot.operator, "state", snapshot.state_bytes) for snapshot in manifest.operators),
-                *((sink, "records", count) for sink, count in _records_by_sink(manifest).items()),
-            ],
-        }  # fmt: skip
+        parts = [
+            *((snapshot.operator, "state", snapshot.state_bytes) for snapshot in manifest.operators),
+            *((sink, "records", count) for sink, count in _records_by_sink(manifest).items()),
+        ]
+        return CheckpointDetails(
+            **{**msgspec.structs.asdict(_shown(known)), **msgspec.structs.asdict(known.phases)}, parts=parts
+        )
 
     def _retained(self, history: History) -> Iterator[tuple[int, CheckpointView]]:
         """The last `CHECKPOINTS` of *history*; one that has not changed is the one that was seen before."""
@@ -147,7 +155,7 @@ class Watch:
             same = before is not None and before.manifest is manifest and before.finalized is mark
             yield number, before if before is not None and same else CheckpointView(manifest, mark)
 
-    def _partitions(self, manifest: Manifest | None) -> Iterator[PartitionView]:
+    def _partitions(self, manifest: Manifest | None) -> Iterator[ShownPartition]:
         offsets = () if manifest is None else manifest.in_cluster
         ends: dict[str, Mapping[int, int]] = {}
         for topic in sorted({offset.topic for offset in offsets}):
@@ -158,7 +166,9 @@ class Watch:
         for offset in offsets:
             end = ends[offset.topic].get(offset.partition)
             lag = None if end is None else max(0, end - offset.offset)
-            yield PartitionView(offset.source, offset.topic, offset.partition, offset.offset, lag)
+            yield ShownPartition(
+                source=offset.source, topic=offset.topic, partition=offset.partition, offset=offset.offset, lag=lag
+            )
 
     def _verdict(
         self, history: History, seen: Sequence[CheckpointView], problem: str, now_ms: int
@@ -233,35 +243,34 @@ def _records_by_sink(manifest: Manifest) -> dict[str, int]:
     return counts
 
 
-def _bars(view: CheckpointView) -> list[dict[str, Any]]:
+def _with_aborted(view: CheckpointView) -> list[ShownCheckpoint]:
     """A checkpoint, after those that were aborted before it."""
-    bars = [
-        {
-            "id": aborted["checkpoint"], "triggered_ms": aborted["triggered_at_ms"], "outcome": "aborted",
-            "duration_ms": aborted["lasted_ms"], "reason": aborted["reason"],
-        }
-        for aborted in view.phases["aborted"]
+    aborted = [
+        ShownCheckpoint(
+            id=aborted.checkpoint, triggered_ms=aborted.triggered_at_ms, outcome=ABORTED,
+            duration_ms=aborted.lasted_ms, reason=aborted.reason,
+        )
+        for aborted in view.phases.aborted
     ]  # fmt: skip
-    return [*bars, _bar(view)]
+    return [*aborted, _shown(view)]
 
 
-def _opened(bar: Mapping[str, Any]) -> dict[str, Any]:
+def _opened(aborted: ShownCheckpoint) -> CheckpointDetails:
     """The details of an aborted checkpoint."""
-    return {**bar, "subtasks": [], "missing": [], "notes": [bar["reason"]]}
+    return CheckpointDetails(**msgspec.structs.asdict(aborted), notes=[aborted.reason or ""])
 
 
-def _bar(view: CheckpointView) -> dict[str, Any]:
+def _shown(view: CheckpointView) -> ShownCheckpoint:
     manifest = view.manifest
-    return {
-        "id": manifest.checkpoint, "triggered_ms": manifest.triggered_at_ms, "outcome": "completed",
-        "kind": manifest.kind, "duration_ms": view.duration_ms, "bytes": manifest.written_bytes,
-        "state_bytes": manifest.state_bytes, "records_committed": manifest.records_committed,
-        "slowest": view.phases["slowest"],
-    }  # fmt: skip
+    return ShownCheckpoint(
+        id=manifest.checkpoint, triggered_ms=manifest.triggered_at_ms, outcome=COMPLETED, kind=manifest.kind,
+        duration_ms=view.duration_ms, bytes=manifest.written_bytes, state_bytes=manifest.state_bytes,
+        records_committed=manifest.records_committed, slowest=view.phases.slowest,
+    )  # fmt: skip
 
 
-def _savepoint(manifest: Manifest) -> dict[str, Any]:
-    return {"id": manifest.checkpoint, "at_ms": manifest.completed_at_ms, "state_bytes": manifest.state_bytes}
+def _savepoint(manifest: Manifest) -> ShownSavepoint:
+    return ShownSavepoint(manifest.checkpoint, manifest.completed_at_ms, manifest.state_bytes)
 
 
 def _story(history: History) -> Iterator[tuple[int, str]]:

@@ -2,23 +2,27 @@
 
 Invariants: a committable has the broker's own count, and is whole; a decided one that was refused ends as proven
 committed, repaired, or a halt that names it; later transactions of the same sink subtask become visible after its
-repair, never before. Each procedure can be stopped between any two requests and run again.
+repair, never before. Each procedure can be stopped between any two requests and run again. A fate in a `Resolution`
+never changes; a repair stands in for its committable from the moment it is durable; the lost part of a committable is a
+part of the one in the manifest, whichever repair was lost last; only the user gives one up.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import Check, CommitProtocol, Fates, gravest, objection
+from exactlyonce.checkpoint.decision import Check, CommitProtocol, Fates
 from exactlyonce.checkpoint.events import PendingCheckpoint, Refuse
 from exactlyonce.checkpoint.records.manifest import (
     LOSS_ACCEPTED,
+    REPAIRED,
     Committable,
     Incarnation,
     Manifest,
@@ -34,11 +38,131 @@ from exactlyonce.checkpoint.requests import (
     Procedure,
     ProducerState,
     TransactionState,
-    concurrently,
+    TxnState,
 )
-from exactlyonce.checkpoint.transactions.commit import await_markers, commit, end, ending, resolve_unknown, sweep
-from exactlyonce.checkpoint.transactions.resolution import Resolution, places_of
+from exactlyonce.checkpoint.transactions.commit import (
+    Commits,
+    await_markers,
+    commit,
+    end,
+    ending,
+    resolve_unknown,
+    sweep,
+)
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError, Undetermined, require
+
+
+@dataclass
+class _Committable:
+    original: Committable
+    """As the manifest names it."""
+    current: Committable
+    """The committable that stands for it now: itself, or its newest repair."""
+    lost: Committable
+    """The part of the original that is to be written again, if it or an earlier one was lost."""
+    fate: str = ""
+
+
+class Resolution:
+    """The committables of *manifest*, by the transactional ids in it."""
+
+    def __init__(self, manifest: Manifest, repairs: Iterable[Repair], *, accept_loss: bool) -> None:
+        self.manifest = manifest
+        self._accept_loss = accept_loss
+        self._all = {c.transactional_id: _Committable(c, c, c) for c in manifest.committables if c.records}
+        older = sorted(repairs, key=lambda repair: repair.number)
+        self._numbers = itertools.count(1 + max((repair.number for repair in older), default=0))
+        self._stand_in(older)
+
+    def _stand_in(self, repairs: Iterable[Repair]) -> None:
+        for repair in repairs:
+            self._all[repair.replaced].current = repair.committable
+
+    @property
+    def fates(self) -> dict[str, str]:
+        return {name: committable.fate for name, committable in self._all.items() if committable.fate}
+
+    @property
+    def waiting(self) -> list[Committable]:
+        """The stand-ins of the committables without a known fate."""
+        return [committable.current for committable in self._all.values() if not committable.fate]
+
+    @property
+    def named(self) -> set[str]:
+        """The transactional ids that durable records name, and no sweep may abort."""
+        return {committable.current.transactional_id for committable in self._all.values()}
+
+    def note(self, commits: Commits) -> None:
+        """Take in the outcome of *commits*; Halt if nothing can be learnt about one.
+
+        Later transactions of the same sink subtask are to be written again with a lost one.
+        """
+        by_current = {committable.current.transactional_id: committable for committable in self._all.values()}
+        for name, fate in commits.fates.items():
+            committable = by_current[name]
+            committable.fate = REPAIRED if committable.current is not committable.original else fate
+        why = "its records are no longer in the output log, so their fate is unknown"
+        for gone in commits.gone:
+            self._halt_unless_accepted(by_current[gone.transactional_id], gone, why)
+        for part in (*commits.lost, *commits.held):
+            committable = by_current[part.transactional_id]
+            committable.lost = committable.original.within(part)
+
+    def chains(self, commits: Commits) -> list[Sequence[str]]:
+        """Each lost transaction with later ones of its sink subtask: these are repaired together."""
+        names = {committable.current.transactional_id: name for name, committable in self._all.items()}
+        held = [(committable.writer, names[committable.transactional_id]) for committable in commits.held]
+        return [
+            [names[lost.transactional_id], *(name for writer, name in held if writer == lost.writer)]
+            for lost in commits.lost
+        ]
+
+    def lost(self, name: str) -> Committable:
+        """The part of committable *name* that is to be written again."""
+        return self._all[name].lost
+
+    def next_number(self) -> int:
+        """The number of the next repair: numbers only grow, over all incarnations, so that the newest repair stands."""
+        return next(self._numbers)
+
+    def replace_by(self, repairs: Iterable[Repair]) -> list[Committable]:
+        """*repairs* are durable now; returns the committables that they replace, which must not be committed now."""
+        superseded = [self._all[repair.replaced].current for repair in repairs]
+        self._stand_in(repairs)
+        return superseded
+
+    def give_up(self, name: str, why: str) -> None:
+        """Committable *name* cannot be repaired: Halt, unless the user has accepted the loss."""
+        committable = self._all[name]
+        self._halt_unless_accepted(committable, committable.lost, f"the broker aborted it, and {why}")
+
+    def _halt_unless_accepted(self, committable: _Committable, lost: Committable, why: str) -> None:
+        if not self._accept_loss:
+            raise Halt(self.explain(lost, why))
+        committable.fate = LOSS_ACCEPTED
+
+    def explain(self, lost: Committable, why: str) -> str:
+        """The text of a halt: the lost records, and the choices."""
+        checkpoint, pipeline = self.manifest.checkpoint, self.manifest.pipeline
+        subtask = f" subtask {lost.subtask}" if self.manifest.partitions_of(lost.sink) is None else ""
+        return (
+            f"Checkpoint {checkpoint} was decided, but the output of sink {lost.sink!r}{subtask} for it is not visible "
+            f"to readers: {why}.\n"
+            f"  Affected: {places_of(lost)} (transaction {lost.transactional_id}).\n"
+            f"  Choices: (1) if the output log can be restored from a replica or a backup, do so and run it again; "
+            f"(2) `exactlyonce reset {pipeline}` and recompute the output from the input into a new topic; "
+            f"(3) go on without these {lost.records} records: `exactlyonce run ... --accept-loss {checkpoint}`, in "
+            f"Python accept_loss={checkpoint}.\n"
+            f"  Nothing else is affected: state and the other sinks are at checkpoint {checkpoint}."
+        )
+
+
+def places_of(committable: Committable) -> str:
+    """The records of *committable* by place, as text."""
+    return ", ".join(
+        f"{w.topic}[{w.partition}] offsets {w.first_offset} and on, {w.count} records" for w in committable.written
+    )
+
 
 TIME_LEFT_MARGIN_MS = 5_000
 """A transaction with less time left than this is not decided on: the commit might come too late."""
@@ -120,7 +244,7 @@ class TransactionCommits(CommitProtocol):
             self.fenced_below = max(self.fenced_below, (self.incarnation, self.attempt))
 
     def abort_all_but(self, winners: Collection[str]) -> Procedure[None]:
-        """Abort open transactions of the present attempt, except those of *winners*, which come to decision.
+        """Abort open transactions of the present attempt, except the *winners*, which come to decision.
 
         Bounded work may run twice: the failed try of a task has a transaction that nobody names.
         """
@@ -164,16 +288,16 @@ class TransactionCommits(CommitProtocol):
         pairs = ((precommit, self._committable(precommit, places[precommit.sink], producers)) for precommit in wanted)
         return {committable.transactional_id: committable for one, committable in pairs if _is_whole(committable, one)}
 
-    def prepare(self, plan: PendingCheckpoint, checks: Callable[[], Sequence[Check]]) -> Procedure[Refuse | None]:
+    def is_prepared(self, plan: PendingCheckpoint) -> bool:
+        return not self._uncounted(plan)
+
+    def prepare(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         self._checked.clear()
-        missing = [precommit for precommit in _written_to(plan) if self._known(precommit) is None]
+        missing = self._uncounted(plan)
         if not missing:
             return None
-        problem = gravest((yield from concurrently(*map(objection, checks()))))
-        if isinstance(problem, Exception):
-            raise problem
         try:
-            checked = problem or (yield from self.check_uncounted(missing, plan.ages_ms))
+            checked = yield from self.check_uncounted(missing, plan.ages_ms)
         except BrokerUnavailable as error:
             return Refuse(str(error))
         if isinstance(checked, Refuse):
@@ -240,11 +364,12 @@ class TransactionCommits(CommitProtocol):
 
     # --- one by one
 
+    def _uncounted(self, plan: PendingCheckpoint) -> list[Precommit]:
+        """The precommits of *plan* that were not counted as they arrived."""
+        return [precommit for precommit in _written_to(plan) if _of(precommit, self.counted) is None]
+
     def _known(self, precommit: Precommit) -> Committable | None:
-        """The committable of *precommit*; ids are used again, so one of an older transaction proves nothing."""
-        name, producer = precommit.transactional_id, (precommit.producer_id, precommit.epoch)
-        known = filter(None, (self.counted.get(name), self._checked.get(name)))
-        return next((one for one in known if (one.producer_id, one.epoch) == producer), None)
+        return _of(precommit, self.counted) or _of(precommit, self._checked)
 
     def _open(
         self, precommits: Sequence[Precommit], ages_ms: Mapping[str, int]
@@ -308,6 +433,12 @@ class TransactionCommits(CommitProtocol):
         raise Halt(resolution.explain(resolution.lost(chain[0]), aborted))
 
 
+def _of(precommit: Precommit, known: Mapping[str, Committable]) -> Committable | None:
+    """The committable of *precommit*; ids are used again, so one of an older transaction proves nothing."""
+    one = known.get(precommit.transactional_id)
+    return one if one is not None and (one.producer_id, one.epoch) == (precommit.producer_id, precommit.epoch) else None
+
+
 def _written_to(plan: PendingCheckpoint) -> list[Precommit]:
     return [precommit for precommit in plan.precommits if precommit.records]
 
@@ -315,7 +446,7 @@ def _written_to(plan: PendingCheckpoint) -> list[Precommit]:
 def _why_not(precommit: Precommit, state: TransactionState | None, timeout_ms: int, age_ms: int) -> str | None:
     """Why *precommit* cannot be decided on, or None."""
     name = precommit.transactional_id
-    if state is None or state.state != "Ongoing":
+    if state is None or state.state != TxnState.ONGOING:
         return f"transaction {name} is {state.state if state else 'unknown to the broker'}, not Ongoing"
     if (state.producer_id, state.epoch) != (precommit.producer_id, precommit.epoch):
         return f"transaction {name} belongs to another producer now"

@@ -19,11 +19,18 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.decision import CommitProtocol, Fates
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
-from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import (
+    COMMITTED,
+    LOSS_ACCEPTED,
+    Incarnation,
+    Manifest,
+    Repair,
+    StoreCommittable,
+)
 from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
+from exactlyonce.pipeline.retries import OF_STORE
 
-PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000
 NOTED_INTERVAL_MS = 30_000
 
 Positions = Mapping[tuple[str, int], int]
@@ -154,7 +161,7 @@ class StagedCommits(CommitProtocol):
         fates: dict[str, str] = {}
         for batch in self._batches(manifest):
             sink = batch[0].sink
-            fate = "committed"
+            fate = COMMITTED
             try:
                 yield from self._persistently(ask.CommitStaged(batch, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
@@ -178,7 +185,7 @@ class StagedCommits(CommitProtocol):
         return fates
 
     def _batches(self, manifest: Manifest) -> list[Batch]:
-        """The committables of *manifest*: those of a sink together if its store commits them at once."""
+        """The committables of *manifest*: of a sink together if its store commits them at once."""
         batches: dict[str, list[StoreCommittable]] = {}
         for committable in manifest.staged:
             sink = self.sinks.get(committable.sink)
@@ -192,7 +199,7 @@ class StagedCommits(CommitProtocol):
         The timeout counts from the first of consecutive failures: a store that goes away after long work has all of it
         to come back. While an attempt is under way, nothing is given up.
         """
-        failing_since_ms, pause_ms = None, PAUSE_FIRST_MS
+        failing_since_ms, pauses = None, iter(OF_STORE)
         while True:
             try:
                 answer = yield request
@@ -202,12 +209,11 @@ class StagedCommits(CommitProtocol):
                 if now_ms >= failing_since_ms + self.timeout_ms:
                     raise StoreUnavailable(
                         f"The store of sink {sink!r} has not answered for {self.timeout_ms / 1000:.0f} s "
-                        f"(store_timeout, --store-timeout; on Spark storeTimeout): {error} Nothing is lost: run it "
-                        f"again once the store is there."
+                        f"(store_timeout, --store-timeout; on Spark storeTimeout): {error.what} Nothing is lost: run "
+                        f"it again once the store is there."
                     ) from error
                 self._note(f"waiting for the store of sink {sink!r}: {error}")
-                yield ask.Pause(pause_ms)
-                pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+                yield ask.Pause(next(pauses))
             else:
                 if not isinstance(answer, UnderWay):
                     return answer

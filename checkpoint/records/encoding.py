@@ -60,7 +60,7 @@ _FIXED_SHA256 = {"type": "fixed", "name": "Sha256", "size": 32}
 
 
 class BadColumns(ValueError):
-    """The columns are not those of any record."""
+    """No record has these columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -581,7 +581,7 @@ def encode(record: Decision | ManifestPart | CheckpointStats | Block) -> bytes:
 
 
 def encode_in_parts(manifest: Manifest, part_bytes: int = PART_BYTES) -> tuple[bytes, ...]:
-    """The values that stand for *manifest*: those of its parts in order, then its own, the only one if it has room.
+    """The values that stand for *manifest*: its parts' in order, then its own, the only one if it has room.
 
     Each has *part_bytes* of its lists at most. Raises `TooLarge`, also if it could never be finalized or repaired.
     """

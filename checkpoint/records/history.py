@@ -90,7 +90,7 @@ class History:
 
     @property
     def storages(self) -> list[str]:
-        """All storages that may have blocks: those of manifests, and of the last incarnations."""
+        """All storages that may have blocks: of manifests, and of the last incarnations."""
         named = {manifest.storage for manifest in self.manifests.values()}
         return sorted(named.union(incarnation.storage for incarnation in self.incarnations.values()))
 

@@ -184,15 +184,16 @@ LATE_AT_FLOOR, LATE_BELOW_LATEST = 0, 1
 """What `Manifest.rules` may be: a record as old as the latest one less the disorder was late; it is in time."""
 FAILURE_CHARACTERS_MAX = 2_000
 """Of the text of a failure; the rest is left out."""
-LOSS_ACCEPTED = "loss accepted"
-"""The fate of a committable that the user gives up."""
+COMMITTED, PROVEN, REPAIRED, LOSS_ACCEPTED = "committed", "proven", "repaired", "loss accepted"
+"""The fates of committables: the broker or the store says so, and its markers are there; its records are visible; its
+records were written again; the user has given it up."""
 
 
 class BlockRef(msgspec.Struct, frozen=True, gc=False):
     """The place of a block in the checkpoint topic, and proof that it is the block that was written.
 
     In other storages key and SHA-256 are its place, and partition and offset the same for all; see
-    `connectors.blocks.names`.
+    `connectors.block_files`.
     """
 
     partition: int
@@ -460,7 +461,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     A partition has the outputs of each subtask in turn, and is in one transaction, whose `subtask` is the publisher's
     number. Of other sinks the client has distributed each subtask's outputs."""
     rules: int = LATE_AT_FLOOR
-    """The rule by which records of its interval were late, for a replay; the default is that of older versions."""
+    """The rule by which records of its interval were late, for a replay; the default is the rule of older versions."""
 
     @property
     def output_ids(self) -> dict[str, str]:
@@ -486,7 +487,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return None if position.floor == NO_FLOOR else position.floor - below
 
     def positions_at(self, place: str) -> list[SourceOffset]:
-        """The positions in the topic at *place*, also those of patterns that it matches."""
+        """The positions in the topic at *place*, also of patterns that it matches."""
         return [at for offset in self.offsets if (at := offset.in_cluster or offset).topic == place]
 
     def partitions_of(self, sink: str) -> int | None:
@@ -556,7 +557,7 @@ class Finalized(msgspec.Struct, frozen=True):
     at_ms: int
     """When that was known."""
     fates: tuple[tuple[str, str], ...]
-    """(transactional id or name, "committed" | "proven" | "repaired" | "loss accepted")."""
+    """(transactional id or name, `COMMITTED`, `PROVEN`, `REPAIRED` or `LOSS_ACCEPTED`)."""
     decided_at_ms: int = 0
     """When the manifest was durable; 0: not known."""
     stats: bytes = b""

@@ -6,7 +6,7 @@ transaction is named by no durable record, or a durable repair stands in for it;
 committed in their order, so that a repair never lands after a later one. The live commit, recovery and Spark run these
 same lines.
 
-Markers end a transaction in each of its partitions; a broker may lose them (docs/design/lost-markers.md). Invariants of
+Markers end a transaction in each of its partitions; a broker may lose them (docs/design/repair.md). Invariants of
 markers: a transaction counts as ended only once no partition shows it as open; a lost marker is written again with the
 verdict of the durable record, by a transaction without records under the id's present epoch. That epoch was asked for
 before a partition showed the marker as lost: an id that has gone on since has another one.
@@ -21,7 +21,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.records.manifest import Committable, TransactionalId, Written, transaction_prefix
+from exactlyonce.checkpoint.records.manifest import (
+    COMMITTED,
+    PROVEN,
+    Committable,
+    TransactionalId,
+    Written,
+    transaction_prefix,
+)
 from exactlyonce.checkpoint.requests import (
     EndAnswer,
     Ending,
@@ -30,6 +37,7 @@ from exactlyonce.checkpoint.requests import (
     Procedure,
     ProducerState,
     TransactionState,
+    TxnState,
 )
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
@@ -158,7 +166,7 @@ def _epochs(lost: _Open, *, commit: bool) -> Procedure[dict[tuple[str, int], int
         state = states[name]
         if state is None or state.producer_id != producer_id:
             raise Halt(_unreachable(name, producer_id, held, commit=commit))
-        if state.state not in ("PrepareCommit", "PrepareAbort"):
+        if state.state not in (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT):
             epochs[name, producer_id] = state.epoch
     return epochs
 
@@ -188,7 +196,7 @@ class Commits:
     """The fates of a set of committables that a durable record names."""
 
     fates: dict[str, str] = field(default_factory=dict)
-    """"committed" (the broker said so, its markers are there) or "proven" (its records are), by transactional id."""
+    """`COMMITTED` or `PROVEN`, by transactional id."""
     unknown: list[Committable] = field(default_factory=list)
     lost: list[Committable] = field(default_factory=list)
     """Decided ones that the broker aborted, reduced to the partitions where it did."""
@@ -230,7 +238,7 @@ def commit(committables: Iterable[Committable]) -> Procedure[Commits]:
         for committable in first.values():
             answer = answers[committable.transactional_id]
             if answer is EndAnswer.COMPLETED and committable.transactional_id not in rewritten:
-                commits.fates[committable.transactional_id] = "committed"
+                commits.fates[committable.transactional_id] = COMMITTED
             elif answer is EndAnswer.REFUSED:
                 commits.lost.append(committable)
             else:
@@ -257,7 +265,7 @@ def resolve_unknown(commits: Commits) -> Procedure[Commits]:
             lost = (*shown[Fate.ABORTED], *shown.get(Fate.GONE, ()))
             commits.lost.append(msgspec.structs.replace(committable, written=lost))
         elif Fate.COMMITTED in shown:
-            commits.fates[committable.transactional_id] = "proven"
+            commits.fates[committable.transactional_id] = PROVEN
         else:
             commits.gone.append(committable)
     commits.unknown = []
@@ -281,7 +289,7 @@ def _is_over(listed: ListedTransaction, fenced: Container[str], *, before: bool)
     A complete transaction is not fenced: its producer holds the epoch at which the next one begins. So each complete id
     is ended once more, and left alone only after that; any other is ended until it is over.
     """
-    return listed.state in ("CompleteCommit", "CompleteAbort", "Dead") and (before or listed.transactional_id in fenced)
+    return listed.state in TxnState.ENDED and (before or listed.transactional_id in fenced)
 
 
 def sweep(
@@ -296,9 +304,9 @@ def sweep(
     """Abort and fence every transactional id of older attempts, in whatever state; returns how many.
 
     Ids of attempts below *fenced_below* (incarnation, attempt) are left alone once complete, so that they expire; see
-    docs/design/sink-transactions.md. Ids in *protected* are named by a durable record and not touched; no
-    *fenced_below* follows from such a sweep. In the partitions *outputs* none of the others is open in the end, even if
-    the broker has lost markers.
+    docs/design/commit.md. Ids in *protected* are named by a durable record and not touched; no *fenced_below* follows
+    from such a sweep. In the partitions *outputs* none of the others is open in the end, even if the broker has lost
+    markers.
     """
     fenced: set[str] = set()
     names: dict[int, str] = {}
@@ -316,7 +324,7 @@ def sweep(
             if listed.transactional_id in protected:
                 continue
             names[listed.producer_id] = listed.transactional_id
-            if listed.state in ("PrepareCommit", "CompleteCommit"):
+            if listed.state in (TxnState.PREPARE_COMMIT, TxnState.COMPLETE_COMMIT):
                 committed.add(listed.producer_id)
             if not _is_over(listed, fenced, before=name.written_in < fenced_below):
                 targets.append(listed.transactional_id)
@@ -344,7 +352,7 @@ def sweep(
 def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedure[None]:
     """Wait until no transaction of a coordinator's id is open in *partitions* and no producer of it can begin another.
 
-    See docs/design/decision-log.md. A transaction whose commit was never asked for is aborted. Invariants: nobody acts
+    See docs/design/decision.md. A transaction whose commit was never asked for is aborted. Invariants: nobody acts
     upon a decision, or begins another, before readers see it. So at most one lacks its markers, and either end is
     right, if it is the same in every partition. It gets the end that the id shows, at the epoch that the id shows.
     """
@@ -353,12 +361,12 @@ def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedur
         if state is None:
             return
         now = Ending(transactional_id, state.producer_id, state.epoch)
-        if state.state in ("PrepareCommit", "PrepareAbort"):
+        if state.state in (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT):
             yield ask.Pause(PAUSE_LONGEST_MS)
-        elif state.state == "Ongoing":
+        elif state.state == TxnState.ONGOING:
             yield from end([now], commit=False)
         else:
-            commit = state.state == "CompleteCommit"
+            commit = state.state == TxnState.COMPLETE_COMMIT
             if not (yield from await_ended(now, partitions, commit=commit)):
                 continue
             answer = (yield from end([now], commit=False))[transactional_id]

@@ -158,7 +158,7 @@ class TransactionalWriter:
         yield from self._abort(self._clock.monotonic_ms() + ABORT_TIMEOUT_MS)
 
     def _produce(self, writes: Sequence[Write], deadline_ms: int) -> Procedure[_Obstacle | None]:
-        """Send every batch to its partition, those of one partition one after the other."""
+        """Send every batch to its partition, batches of one partition one after the other."""
         self._begun, self._offsets = True, {}
         waiting = _batches(writes)
         while waiting:

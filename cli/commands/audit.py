@@ -11,8 +11,8 @@ from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_le
 from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, LineOfProgress, add_replaying, executors
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
-    from exactlyonce.engines.bounded.unit.findings import PlainRecord
+    from exactlyonce.engines.bounded.audit import AuditFinding, AuditReport
+    from exactlyonce.engines.bounded.unit.lane_audit import PlainRecord
 
 _EXAMPLES = f"""\
 Compute the output between the retained checkpoints again, along their order logs, and
@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
 
 def audit(args: argparse.Namespace) -> int:
     """Run the audit, print its report, and return its exit code."""
-    from exactlyonce.engines.bounded.audit.audit import Audit
+    from exactlyonce.engines.bounded.audit import Audit
 
     config = client(args)
     pipeline = loaded(args)

@@ -24,9 +24,8 @@ from exactlyonce.cli.arguments import (
 )
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.pipeline.event_time import NO_FLOOR, shown_time
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.moments import shown_time
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:
@@ -87,7 +86,10 @@ def checkpoints(args: argparse.Namespace) -> int:
     view = views.checkpoints(config, pipeline_name(args), args.last, args.checkpoint)
     opened = None if args.checkpoint is None else view.one(args.checkpoint)
     if args.json:
-        print(text.document(as_json(view) if opened is None else checkpoint_as_json(opened) | opened.phases))
+        document = (
+            as_json(view) if opened is None else checkpoint_as_json(opened) | msgspec.structs.asdict(opened.phases)
+        )
+        print(text.document(document))
     elif opened is None:
         print(*as_text(view, config.bootstrap_servers, text.terminal_width()), sep="\n")
     else:
@@ -184,16 +186,16 @@ def opened_as_text(checkpoint: CheckpointView, width: int) -> Iterator[str]:
     yield from (header, row)
     yield from _details(checkpoint, " " * header.index(_COLUMNS[1]), width)
     begun_ms, phases = checkpoint.manifest.triggered_at_ms, checkpoint.phases
-    for name in ("decided", "committed"):
-        if (at_ms := phases[f"{name}_at_ms"]) is not None:
+    for name, at_ms in (("decided", phases.decided_at_ms), ("committed", phases.committed_at_ms)):
+        if at_ms is not None:
             yield f"{name} {shown_duration(max(0, at_ms - begun_ms))} after its trigger"
-    if phases["slowest"]:
-        yield text.wrapped(f"slowest: {phases['slowest']}", width)
-    if phases["subtasks"]:
-        yield from ("", *text.table(_SUBTASK_COLUMNS, [*map(_subtask_row, phases["subtasks"])]))
-    for aborted in phases["aborted"]:
-        why = f"{aborted['reason']}, after {shown_duration(aborted['lasted_ms'])}"
-        yield text.wrapped(f"aborted before it: checkpoint {aborted['checkpoint']}: {why}", width)
+    if phases.slowest:
+        yield text.wrapped(f"slowest: {phases.slowest}", width)
+    if phases.subtasks:
+        yield from ("", *text.table(_SUBTASK_COLUMNS, [*map(_subtask_row, phases.subtasks)]))
+    for aborted in phases.aborted:
+        why = f"{aborted.reason}, after {shown_duration(aborted.lasted_ms)}"
+        yield text.wrapped(f"aborted before it: checkpoint {aborted.checkpoint}: {why}", width)
 
 
 def _subtask_row(figures: dict[str, Any]) -> text.Row:

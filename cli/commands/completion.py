@@ -40,7 +40,7 @@ def completion(args: argparse.Namespace) -> int:
 
 
 def _actions(parser: Parser) -> Iterator[argparse.Action]:
-    """The actions of *parser*, and those of its commands."""
+    """The actions of *parser* and of its commands."""
     for action in parser._actions:
         yield action
         for below in action.choices.values() if isinstance(action.choices, dict) else ():

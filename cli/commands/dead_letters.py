@@ -16,7 +16,7 @@ import msgspec
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, at_least_one, client
 from exactlyonce.cli.text import table
 from exactlyonce.pipeline.errors import ConfigError, TopicError
-from exactlyonce.pipeline.moments import ms_of, shown_time
+from exactlyonce.pipeline.event_time import ms_of, shown_time
 from exactlyonce.pipeline.positions import TIME, Positions
 from exactlyonce.pipeline.sizes import counted
 
@@ -123,7 +123,7 @@ def _letters(args: argparse.Namespace) -> Letters:
 
 
 def _selected(args: argparse.Namespace, letters: Iterable[Letter]) -> Iterator[Letter]:
-    """Those of *letters* that the options name."""
+    """The *letters* that the options name."""
     places = {_place(text) for text in getattr(args, "places", ())}
     for letter in letters:
         record, reason = letter.record, letter.reason

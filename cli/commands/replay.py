@@ -12,7 +12,7 @@ from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, clien
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, LineOfProgress, add_replaying, executors
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.replay.reproduce import Replayed
+    from exactlyonce.engines.bounded.reproduce import Replayed
 
 _EXAMPLES = f"""\
 Compute the output of one checkpoint again: its interval of the input, on the state of
@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 
 
 def replay(args: argparse.Namespace) -> int:
-    from exactlyonce.engines.bounded.replay.reproduce import Replay
+    from exactlyonce.engines.bounded.reproduce import Replay
 
     config = client(args)
     pipeline = loaded(args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 _DECLINED = 1
 _LABEL_WIDTH = 15
-_CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 _EXAMPLES = """\
 Delete all traces of a pipeline or of a Spark sink: its checkpoints with all state, its
@@ -48,7 +46,7 @@ def reset(args: argparse.Namespace) -> int:
     _show(resources, config.bootstrap_servers)
     _require_dead(resources, args)
     if not args.yes:
-        if not _agreed(resources.pipeline):
+        if not text.agreed(f"Reset {resources.pipeline}?"):
             print("Nothing was changed.")
             return _DECLINED
         shown, resources = resources, find(config, resources.pipeline)  # the answer may have taken any time
@@ -93,6 +91,8 @@ def _show(resources: PipelineResources, bootstrap_servers: str) -> None:
 
 def going(resources: PipelineResources) -> Iterator[tuple[str, str]]:
     """The resources that a reset deletes, with labels."""
+    from exactlyonce.checkpoint.requests import TxnState
+
     history = resources.history
     if resources.topic:
         numbers = ", ".join(str(manifest.checkpoint) for manifest in history.retained) if history else ""
@@ -103,7 +103,7 @@ def going(resources: PipelineResources) -> Iterator[tuple[str, str]]:
     if resources.unreadable:
         yield "", f"{resources.unreadable} Blocks outside of the topic, if any, cannot be found: they stay."
     if resources.transactions:
-        still_open = sum(transaction.state not in _CLOSED for transaction in resources.transactions)
+        still_open = sum(transaction.state not in TxnState.CLOSED for transaction in resources.transactions)
         fenced = f"{counted(len(resources.transactions), 'id')} fenced, so that no older process can write"
         yield "transactions", f"{still_open} open, to be aborted; {fenced}" if still_open else fenced
     if history and history.unfinalized:
@@ -123,13 +123,3 @@ def staying(resources: PipelineResources) -> Iterator[tuple[str, str]]:
         yield "output", f"{topics}; a new run writes it again, beside the existing output"
     if sinks:
         yield "stores", f"rows and ledger of {', '.join(sinks)}; a new run halts until both are emptied"
-
-
-def _agreed(pipeline: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError("Nothing was changed: there is no terminal to ask on. Add --yes to agree beforehand.")
-    try:
-        return input(f"Reset {pipeline}? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        print()
-        return False

@@ -67,7 +67,7 @@ def add(commands: Commands) -> None:
 
 
 def add_settings_of_run(parser: Parser) -> None:
-    """The options of a run that a settings file may have, too, and those of the cluster."""
+    """The options of a run that a settings file may have, too, and the options of the cluster."""
     _add_running(parser)
     settings = declared(RunOptions)
     savepoints, checkpoints = parser.add_argument_group("savepoints"), parser.add_argument_group("checkpoints")

@@ -189,17 +189,12 @@ def _query_rows(dsn: str, query: str) -> Iterator[Any]:
     """The rows of *query* in the database that *dsn*, a reference, names."""
     if not is_reference(dsn):
         raise ConfigError("With --query, FILE is the place of a connection string: write env:NAME or file:/path.")
-    if look_up("FILE", dsn).startswith(("mysql:", "mariadb:")):
-        with needing("mysql", "pymysql", "--query in MySQL"):
-            from exactlyonce.connectors.mysql.address import MySQLAddress
-            from exactlyonce.connectors.mysql.session import MySQLSession
-        with closing(MySQLSession(lambda: MySQLAddress.parse(look_up("FILE", dsn)))) as session:
-            yield from session.objects(query)
-    else:
-        with needing("postgres", "psycopg", "--query in PostgreSQL"):
-            from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-        with closing(PostgresConnection(dsn, Limits())) as connection:
-            yield from connection.objects(query)
+    from exactlyonce.connectors import DATABASES
+
+    text = look_up("FILE", dsn)
+    database = next((database for database in DATABASES if text.startswith(database.schemes)), DATABASES[0])
+    with needing(database.extra, database.driver, "--query"):
+        yield from database.query(dsn, query)
 
 
 def _parquet_rows(place: str) -> Iterator[dict[str, Any]]:
@@ -262,7 +257,7 @@ def _print(view: StateView, args: argparse.Namespace) -> None:
 
 
 def lines(operator: OperatorView, keys: Iterable[KeyView]) -> Iterator[str]:
-    from exactlyonce.state.json_text import json_text
+    from exactlyonce.state.state_type import json_text
 
     for key in keys:
         yield json_text({"operator": operator.operator, "checkpoint": operator.checkpoint, **vars(key)})
@@ -280,7 +275,7 @@ def table(keys: Sequence[KeyView], operator: OperatorView) -> list[str]:
 
 
 def row(key: KeyView) -> text.Row:
-    from exactlyonce.state.json_text import json_text
+    from exactlyonce.state.state_type import json_text
     from exactlyonce.views.state import TimedKeyView
 
     times = [key.start, key.end] if isinstance(key, TimedKeyView) else []

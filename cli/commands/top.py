@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, name_and_graph
@@ -17,6 +17,8 @@ from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from exactlyonce.engines.local.monitoring.page import PipelineState, ShownCheckpoint
 
 _EXAMPLES = """\
 Show a pipeline, or a sink of Spark, in a terminal, anew every second: whether it is well,
@@ -50,7 +52,7 @@ def top(args: argparse.Namespace) -> int:
     pipeline, graph = name_and_graph(args)
     with closing(Watch(client(args), pipeline, graph)) as watch:
 
-        def look() -> dict[str, Any]:
+        def look() -> PipelineState:
             return watch.look(SystemClock().now_ms())
 
         if args.json:
@@ -70,11 +72,13 @@ def top(args: argparse.Namespace) -> int:
     return 0
 
 
-def drawn(state: Mapping[str, Any]) -> RenderableType:
+def drawn(state: PipelineState) -> RenderableType:
     """What `views.watch.Watch.look` has seen, for a terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
+
+    from exactlyonce.views.watch import ENDED, NEW
 
     def table(title: str, columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[RenderableType]:
         shown = list(rows)
@@ -88,28 +92,28 @@ def drawn(state: Mapping[str, Any]) -> RenderableType:
             if len(shown) > ROWS:
                 yield Text(f"and {len(shown) - ROWS:,} more", style="dim")
 
-    style = "bold green" if state["well"] else "bold yellow" if state["state"] in ("new", "ended") else "bold red"
-    figures, done = state["figures"], state["checkpoints"]
+    style = "bold green" if state.well else "bold yellow" if state.state in (NEW, ENDED) else "bold red"
+    figures, done = state.figures, state.checkpoints
     lines: list[RenderableType] = [
-        Text(state["pipeline"], style="bold"),
-        Text(f"{'well' if state['well'] else 'not well'}: {state['sentence']}", style=style),
+        Text(state.pipeline, style="bold"),
+        Text(f"{'well' if state.well else 'not well'}: {state.sentence}", style=style),
     ]
-    if state["cause"]:
-        lines.append(Text(state["cause"], style="yellow"))
+    if state.cause:
+        lines.append(Text(state.cause, style="yellow"))
     lag, transactions = map(_count, (figures["lag"], figures["open_transactions"]))
     lines += [
         Text(),
         Text(
             f"{figures['records_per_s']:,} records/s   lag {lag}   {transactions} open transactions   "
-            f"incarnation {state['incarnation'] or '-'}"
+            f"incarnation {state.incarnation or '-'}"
         ),
     ]
-    if state["as_of_ms"] not in (None, state["at_ms"]):
-        age = shown_duration(state["at_ms"] - state["as_of_ms"])
-        lines.append(Text(f"all of this as it was {age} ago, at {text.moment(state['as_of_ms'])}", style="yellow"))
+    if state.as_of_ms not in (None, state.at_ms):
+        age = shown_duration(state.at_ms - state.as_of_ms)
+        lines.append(Text(f"all of this as it was {age} ago, at {text.moment(state.as_of_ms)}", style="yellow"))
     if done:
-        longest = max(each["duration_ms"] for each in done)
-        lines += [Text(), Text(f"{bars([each['duration_ms'] for each in done])}  checkpoints, {longest:,} ms at most")]
+        durations_ms = [checkpoint.duration_ms or 0 for checkpoint in done]
+        lines += [Text(), Text(f"{bars(durations_ms)}  checkpoints, {max(durations_ms):,} ms at most")]
     why = "slowest, or why it was aborted"
     lines += table(
         "last checkpoints", (">id", "kind", ">took", ">written", ">state", ">records", why), _checkpoints(done)
@@ -118,7 +122,7 @@ def drawn(state: Mapping[str, Any]) -> RenderableType:
     title = "open transactions, and output that waits for stores"
     columns = ("name", "state", ">open for", ">left", "decided", ">hidden from readers")
     lines += table(title, columns, _transactions(state))
-    lines += table("what happened", ("at", "what"), ((text.moment(at), what) for at, what in state["notes"]))
+    lines += table("what happened", ("at", "what"), ((text.moment(at), what) for at, what in state.notes))
     return Group(*lines)
 
 
@@ -136,23 +140,25 @@ def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
 
 
-def _checkpoints(done: list[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _checkpoints(done: list[ShownCheckpoint]) -> Iterator[tuple[str, ...]]:
+    from exactlyonce.engines.local.monitoring.page import ABORTED
+
     for each in reversed(done):
-        number, took = str(each["id"]), f"{each['duration_ms']:,} ms"
-        if each["outcome"] == "aborted":
-            yield number, "aborted", took, "-", "-", "-", each["reason"]
+        number, took = str(each.id), f"{each.duration_ms or 0:,} ms"
+        if each.outcome == ABORTED:
+            yield number, ABORTED, took, "-", "-", "-", each.reason or ""
         else:
-            sizes = shown_bytes(each["bytes"]), shown_bytes(each["state_bytes"])
-            yield number, each["kind"], took, *sizes, f"{each['records_committed']:,}", each["slowest"] or "-"
+            sizes = shown_bytes(each.bytes or 0), shown_bytes(each.state_bytes or 0)
+            yield number, each.kind or "", took, *sizes, f"{each.records_committed or 0:,}", each.slowest or "-"
 
 
-def _partitions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for each in sorted(state["partitions"], key=lambda each: -(each["lag"] or 0)):
-        yield each["source"], f"{each['topic']}[{each['partition']}]", f"{each['offset']:,}", _count(each["lag"])
+def _partitions(state: PipelineState) -> Iterator[tuple[str, ...]]:
+    for each in sorted(state.partitions, key=lambda each: -(each.lag or 0)):
+        yield each.source, f"{each.topic}[{each.partition}]", f"{each.offset or 0:,}", _count(each.lag)
 
 
-def _transactions(state: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for each in state["transactions"]:
+def _transactions(state: PipelineState) -> Iterator[tuple[str, ...]]:
+    for each in state.transactions:
         times = ("-" if each[name] is None else shown_duration(each[name]) for name in ("open_ms", "left_ms"))
         decided = "no" if each["decided_in"] is None else f"in checkpoint {each['decided_in']}"
         hidden = sum(place["hidden"] or 0 for place in each["written"])

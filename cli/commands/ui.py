@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, name_and_graph
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
+    from exactlyonce.engines.local.monitoring.page import CheckpointDetails, PipelineState, PipelineSummary
     from exactlyonce.pipeline.graph import LogicalGraph
 
 _EXAMPLES = """\
@@ -41,7 +44,7 @@ def add(commands: Commands) -> None:
 
 
 def ui(args: argparse.Namespace) -> int:
-    from exactlyonce.engines.local.monitoring.page import paths_of
+    from exactlyonce.engines.local.monitoring.page import Pipelines, paths_of
     from exactlyonce.engines.local.monitoring.serving import Paths, serving
     from exactlyonce.engines.options import listening_at
 
@@ -57,7 +60,7 @@ def ui(args: argparse.Namespace) -> int:
     if len(watched) == 1:
         paths = paths_of(watched[0].state, watched[0].checkpoint, watched[0].changes)
     else:
-        paths = paths_of(lambda: {"pipelines": [one.summary() for one in watched]}, lambda _: None)
+        paths = paths_of(lambda: Pipelines([one.summary() for one in watched]), lambda _: None)
         for one in watched:
             paths = {**paths, **paths_of(one.state, one.checkpoint, one.changes, f"/{one.pipeline}/")}
     with serving(host, port, paths):
@@ -83,7 +86,7 @@ class Watched:
         self._watch, self._ended = Watch(config, pipeline, graph), ended
         self.changes = Changes()
         self._looked = threading.Event()
-        self._state: dict[str, Any] = {}
+        self._state: PipelineState
         """Replaced whole, for any thread may ask."""
 
     def run(self) -> None:
@@ -98,13 +101,14 @@ class Watched:
             while not self._ended.wait(NEWS_S) and clock.monotonic_ms() < due_ms and not self._watch.has_news():
                 pass
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> PipelineState:
         self._looked.wait()  # the first look
         return self._state
 
-    def summary(self) -> dict[str, Any]:
-        state = self.state()
-        return {name: state[name] for name in ("pipeline", "state", "well", "sentence", "figures")}
+    def summary(self) -> PipelineSummary:
+        from exactlyonce.engines.local.monitoring.page import PipelineSummary
 
-    def checkpoint(self, number: int) -> dict[str, Any] | None:
+        return msgspec.convert(self.state(), PipelineSummary, from_attributes=True)
+
+    def checkpoint(self, number: int) -> CheckpointDetails | None:
         return self._watch.checkpoint(number)

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.cli.demo.feeding import Feeder
-from exactlyonce.connectors.embedded.child import dying_with_parent
+from exactlyonce.connectors.embedded.programs import dying_with_parent
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ExactlyOnceError
@@ -150,7 +151,7 @@ class Killer:
             code = self.job.stop()
         finally:
             self.job.end()
-        left_open = sum(transaction.state == "Ongoing" for transaction in self.transactions.list(prefix))
+        left_open = sum(transaction.state == TxnState.ONGOING for transaction in self.transactions.list(prefix))
         print(f"  {killed} of {self.kills} kills; clean stop with exit code {code}; {self.job.finalized} checkpoints")
         print(f"  it began at checkpoint {self.job.began_at}; open transactions it left: {left_open}", flush=True)
         return code == 0 and killed == self.kills and not left_open

@@ -1,4 +1,5 @@
-"""The embedded broker: its jars, a Java runtime, its process.
+"""The embedded broker: its jars, its process, and the programs that these need: a Java runtime, child processes.
 
-May import `pipeline` alone. `exactlyonce broker`, the demo and the tests use it; a Spark session uses its Java.
+May import `pipeline` and `connectors.confluent`. `exactlyonce broker`, the demo and the tests use it; a Spark session
+uses its Java.
 """

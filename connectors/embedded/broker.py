@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from exactlyonce.connectors.embedded.child import dying_with_parent
 from exactlyonce.connectors.embedded.jars import KAFKA_VERSION, class_archive, kafka_jars
-from exactlyonce.connectors.embedded.java import find_java
+from exactlyonce.connectors.embedded.programs import dying_with_parent, find_java
 from exactlyonce.connectors.embedded.progress import Progress
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 

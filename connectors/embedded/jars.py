@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from exactlyonce.connectors.embedded.child import dying_with_parent
+from exactlyonce.connectors.embedded.programs import dying_with_parent
 from exactlyonce.connectors.embedded.progress import Passing, Progress
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.pipeline.extras import install

@@ -68,14 +68,14 @@ class FileFinder:
         *,
         forgets_removed: bool = False,
     ) -> None:
-        """*url*: for people; *place*: that of its positions. *forgets_removed*: files that have ended and are gone may
+        """*url*: for people; *place*: as in its positions. *forgets_removed*: files that have ended and are gone may
         be left out of checkpoints."""
         self._source, self._store, self._url, self._place = source, store, url, place
         self._pattern, self._parts = pattern, parts
         self._interval_s, self._forgets_removed = interval_s, forgets_removed
         self._looked_s: float | None = None
         self._forgotten = dict[int, SourceOffset]()
-        """Those of the known splits whose file was gone at some look: another may have its name now."""
+        """The known splits whose file was gone at some look: another may have its name now."""
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         if not self._is_due():

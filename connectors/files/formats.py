@@ -131,7 +131,7 @@ class LongLine:
 
 
 def _lines(stream: BinaryIO, begin: int, end: int, size: int) -> Iterator[list[bytes | LongLine]]:
-    """The lines that begin in [begin, end), without their ends; *size* is that of the file, unless it is compressed."""
+    """The lines that begin in [begin, end), without their ends; *size* is the file's, unless it is compressed."""
     at = 0
     if begin:
         stream.seek(begin - 1)

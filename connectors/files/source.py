@@ -13,8 +13,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.connectors.files.finding import NO_FILE, FileFinder, FileSplit, changed, gone
 from exactlyonce.connectors.files.formats import WHOLE, Avro, Csv, FileFormat, JsonLines, Parquet
-from exactlyonce.connectors.filestore.store import FileStore, StoredFile
-from exactlyonce.connectors.filestore.urls import path_problems, store_of
+from exactlyonce.connectors.filestore.store import FileStore, StoredFile, path_problems, store_of
 from exactlyonce.connectors.splits import OpenSplit, PlacedDecoder, SplitDecoder, SplitSource, require_reached
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import Codec, codec_for
@@ -73,9 +72,9 @@ class FileSource(SplitSource[T]):
     - *forget_removed*: a file that was read and removed is left out of checkpoints, so that there may be any number in
       time. Then its name may come back, and is read anew, also where its folder was only not mounted for a while. A run
       must have seen that the file was gone, see `watch`.
-    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one folder.
+    - *name*: its name in checkpoints and errors, where several sources of a pipeline read one folder.
     - *split_bytes*: the size of the parts, read in parallel, of a larger file of "jsonl" or "parquet".
-    - *on_error*, *time*: as those of `KafkaSource`, of each part of a file.
+    - *on_error*, *time*: as of `KafkaSource`, of each part of a file.
 
     A file must be whole when it appears, as after a rename, and must not change. Once it is read, it may be removed.
     """
@@ -161,7 +160,7 @@ class FileSource(SplitSource[T]):
         """Reads files as `Record`: `topic` is the file, `partition` the number of its part, `offset` the record's
         number in that from 0 on, `timestamp_ms` the time of the file, and `key` None.
 
-        The arguments are those of `FileSource`; a function for *time* takes the `Record`.
+        Takes the arguments of `FileSource`; a function for *time* takes the `Record`.
         """
         source = cls(path, value=value, **options)
         object.__setattr__(source, "metadata", True)

@@ -3,7 +3,8 @@
 Invariants, for each kind: a file is whole and durable once it has its name; no call replaces an existing file, and a
 published file is the one that was staged. Every call blocks, for tens of seconds at most, tries once, and may be made
 by any thread. It raises `StorageUnavailable` if a retry may help, also for a full disk, and `ConfigError` if not; both
-name the place, and no secret. What was asked for may still happen after an error.
+name the place, and no secret. What was asked for may still happen after an error. Credentials come from the
+environment: a URL holds none, and is shown as it is.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from exactlyonce.pipeline.errors import StorageUnavailable, StoreError
+from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
+from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StorageUnavailable, StoreError
+from exactlyonce.pipeline.retries import OF_STORE, retried
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,7 +34,6 @@ STORAGE, CHECKPOINT_STORAGE = "The storage", "The checkpoint storage"
 """The first words of a store's errors: the second for the one of `--checkpoint-storage`."""
 AWAY_TIMEOUT_S = 30.0
 """The time of retries: a server may restart, or refuse one request of a thousand."""
-_PAUSE_S = 0.25
 RANGE_BYTES = 4 << 20
 """A file is read in such ranges."""
 _COMPARED_BYTES = 8 << 20
@@ -77,7 +80,7 @@ class Upload(NamedTuple):
     """A multipart upload that is under way."""
 
     name: str
-    """That of its file."""
+    """The name of its file."""
     id: str
     age_ms: int
     """By the store's clock."""
@@ -90,13 +93,8 @@ class Retries:
         self._away_timeout_s, self._ended = away_timeout_s, Event()
 
     def __call__(self, ask: Callable[[], R]) -> R:
-        deadline = time.monotonic() + self._away_timeout_s
-        while True:
-            try:
-                return ask()
-            except StorageUnavailable:
-                if time.monotonic() > deadline or self._ended.wait(_PAUSE_S):
-                    raise
+        deadline_s = time.monotonic() + self._away_timeout_s
+        return retried(ask, StorageUnavailable, OF_STORE, deadline_s, clock=time.monotonic, sleep=self._ended.wait)
 
     def end(self) -> None:
         """No call waits any longer. Any thread may call it."""
@@ -185,7 +183,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def check_publishing(self, at: str, staged: str, path: str) -> None:
-        """Raise unless files can be staged, and published. The names are those of `create`. Leaves nothing."""
+        """Raise unless files can be staged, and published, under names like those for `create`. Leaves nothing."""
 
     @abstractmethod
     def create(self, at: str, staged: str, path: str, retries: Retries) -> NewFile:
@@ -408,3 +406,59 @@ def is_hidden(part: str) -> bool:
     (True, False)
     """
     return part.startswith((".", "_"))
+
+
+# --- by URL -----------------------------------------------------------------------------------------------------------
+
+
+def store_at(url: str, inner: str, what: str = STORAGE, *, makes_root: bool = False) -> FileStore:
+    """The folder *inner* below *url*, from `storage_url`; its errors begin with *what*. Nothing is connected yet.
+
+    A local *url* must exist, lest a disk that is not mounted be taken for an empty one; or *makes_root* creates it.
+    """
+    scheme, host, path = parts_of(url)
+    match scheme:  # each imported for itself: a process opens few kinds
+        case "file":
+            from exactlyonce.connectors.filestore.local import LocalStore
+
+            return LocalStore(Path("/", path), inner, what, makes_root=makes_root)
+        case "s3":
+            from exactlyonce.connectors.filestore.s3 import S3Store
+
+            return S3Store(host, f"{path}/{inner}".strip("/"), what)
+        case "hdfs":
+            from exactlyonce.connectors.filestore.hdfs import HdfsStore
+
+            return HdfsStore(host, path, inner, what)
+    raise InvariantViolation(f"no storage for {url}")
+
+
+def store_of(path: str, what: str) -> FileStore:
+    """The folder *path*, which has no `path_problems`. The parent of a folder of this machine must exist."""
+    if is_url(path):
+        return store_at(storage_url(path), "", what)
+    from exactlyonce.connectors.filestore.local import LocalStore
+
+    return LocalStore(Path(path).parent, Path(path).name, what)
+
+
+def path_problems(path: str) -> Iterator[str]:
+    """The problems of a source's or a sink's folder; no URL is shown, for it may hold a password.
+
+    >>> list(path_problems("/data/orders")), list(path_problems("gs://lake/orders"))
+    ([], ['path: gs:// has no files here: give a path from / on, s3://bucket/prefix or hdfs://host:port/folder'])
+    """
+    scheme = path.partition("://")[0].lower()
+    if is_url(path) and scheme in ("s3", "hdfs"):
+        try:
+            storage_url(path, "path")
+        except ConfigError as error:
+            yield str(error).rstrip(".")
+    elif is_url(path):
+        yield f"path: {scheme}:// has no files here: give a path from / on, s3://bucket/prefix or hdfs://host:port/folder"
+    elif not path.startswith("/"):
+        yield f"{path!r} must be the folder's path from / on: workers may run in another folder than this process"
+    elif "\x00" in path:
+        yield f"{path!r} has a NUL in it, which no path can have"
+    elif Path(path) == Path("/"):
+        yield "the root of the file system cannot be the folder: name one in it"

@@ -8,8 +8,7 @@ librdkafka's own.
 from __future__ import annotations
 
 import enum
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -31,7 +30,6 @@ class RangeGone(Halt):
     """Wanted offsets are no longer in the topic, or it was recreated."""
 
 
-PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 5, 1_000
 UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
 
 
@@ -69,7 +67,7 @@ _CODES: dict[Meaning, tuple[int, ...]] = {
         KafkaError.LISTENER_NOT_FOUND,
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.NOT_CONTROLLER,
-        KafkaError.NOT_COORDINATOR,  # nobody is that of the group or transactional id now
+        KafkaError.NOT_COORDINATOR,  # no broker coordinates the group or transactional id now
         KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -102,7 +100,7 @@ _CODES: dict[Meaning, tuple[int, ...]] = {
         KafkaError._LOG_TRUNCATION,  # seen by leader epochs, which only reads of inputs give
     ),
     Meaning.DAMAGED: (
-        KafkaError._BAD_MSG,  # its checksum is not that of its bytes, or it has not the form of a batch
+        KafkaError._BAD_MSG,  # its checksum does not fit its bytes, or it has not the form of a batch
         KafkaError._BAD_COMPRESSION,
         KafkaError._NOT_IMPLEMENTED,  # its version or its codec is none that there is
         KafkaError._UNDERFLOW,  # a length that cannot be
@@ -125,29 +123,6 @@ def meaning_of(error: KafkaError | int) -> Meaning:
 
 class Again(Exception):
     """The same request may succeed a little later; the text names the obstacle."""
-
-
-def retried(
-    attempt: Callable[[], T],
-    deadline_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """The result of *attempt*, retried on `Again` with growing pauses until *deadline_s*.
-
-    There is at least one attempt. Raises the last `Again`.
-    """
-    pause_ms = PAUSE_FIRST_MS
-    while True:
-        try:
-            return attempt()
-        except Again:
-            left_ms = (deadline_s - clock()) * 1000
-            if left_ms <= 0:
-                raise
-        sleep(min(pause_ms, left_ms) / 1000)
-        pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
 
 
 class NotAuthorized(ConfigError):

@@ -32,8 +32,9 @@ from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, Met
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, Again, refuse, retried
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, Again, refuse
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError
+from exactlyonce.pipeline.retries import OF_BROKER, retried
 
 T = TypeVar("T")
 
@@ -118,7 +119,7 @@ class Wire:
         timeout_s = (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         deadline = self._deadline = self._clock() + timeout_s
         try:
-            return retried(attempt, deadline, clock=self._clock, sleep=self._sleep)
+            return retried(attempt, Again, OF_BROKER, deadline, clock=self._clock, sleep=self._sleep)
         except Again as obstacle:
             raise self.unavailable(doing, obstacle, f"tried for {timeout_s:g} s: ") from None
         finally:
@@ -194,8 +195,10 @@ class Wire:
         return answers
 
     def topics(self, names: Iterable[str]) -> dict[str, Any]:
-        """The metadata of each topic. Raises `TopicError` if one does not exist."""
+        """The metadata of each topic. Raises `TopicError`, which names all that do not exist."""
         answers = {topic.name: topic for topic in self.metadata(names).topics}
+        if missing := [name for name, topic in answers.items() if topic.error_code == UNKNOWN_TOPIC]:
+            refuse(UNKNOWN_TOPIC, f"Asking for topic {', '.join(sorted(missing))}")
         for name, topic in answers.items():
             refuse(topic.error_code, f"Asking for topic {name}")
         return answers

@@ -115,7 +115,7 @@ class Letters:
         )
 
     def _ended(self, topic: Topic) -> dict[tuple[int, int], Ended]:
-        """The letters that are not open any more, by place. Those of a topic of this name before it do not count."""
+        """The letters that are not open any more, by place; not the letters of an earlier topic of this name."""
         with closing(Topics(self.config)) as topics:
             if not _found(topics, [self._states]):
                 return {}
@@ -239,7 +239,7 @@ _AGAIN = "Run it again: what is ended already is left alone, so that no record i
 
 
 def _found(topics: Topics, names: Iterable[str]) -> dict[str, Topic]:
-    """Those of *names* that there are."""
+    """The topics among *names* that there are."""
     known: dict[str, Topic] = {}
     for name in names:
         with suppress(TopicError):

@@ -15,7 +15,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import key_group
 
 DEFAULT = "murmur2_random"
-"""That of Java's clients: a null key goes anywhere, and an empty one has its hash."""
+"""The partitioner of Java's clients: a null key goes anywhere, and an empty one has its hash."""
 OF_LIBRARY = "consistent_random"
 """The library's own, CRC-32, by which older versions wrote every output whose manifests name none."""
 SETTING = "partitioner"

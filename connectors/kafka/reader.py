@@ -213,6 +213,9 @@ class KafkaReader:
             ]
         )
 
+    def finalized(self, positions: Sequence[SourceOffset]) -> None:
+        """Topics are kept by their retention, whoever has read them."""
+
     def positions(self) -> tuple[SourceOffset, ...]:
         return tuple(
             SourceOffset(self.source, self.place, self.topic_id, partition, offset, self.epochs.get(partition, -1))

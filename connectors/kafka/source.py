@@ -1,18 +1,18 @@
-"""A Kafka topic as a source: the topic, the start, and the codecs. It opens no connection."""
+"""A Kafka topic as a source: the topic, its cluster, the start, and the codecs. It opens no connection."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from operator import itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from exactlyonce.checkpoint.records.manifest import TOPICS
-from exactlyonce.connectors.kafka.cluster import Cluster
 from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import (
@@ -28,7 +28,7 @@ from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.names import shared_name_problem, topic_problem
+from exactlyonce.pipeline.names import name_problem, shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.pipeline.source import Source, TimeOf
@@ -48,6 +48,49 @@ if TYPE_CHECKING:
         start_group: str | None
         cluster: Cluster | None
         on_error: OnError
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that does not have the checkpoints: ``Cluster("eu", {"bootstrap.servers": "eu-1:9092"})``.
+
+    - *name* stands for it in checkpoints and errors, as ``kafka:eu/orders``. Addresses may change, the name may not.
+    - *settings*: librdkafka's, as of the cluster of the checkpoints. Secrets are given by reference, as ``env:NAME`` or
+      ``file:/path``; ``bootstrap.servers`` may be.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(repr=False)
+
+    @cached_property
+    def client(self) -> ClientConfig:
+        """How to reach it. Raises `ConfigError` for settings that no client takes."""
+        from exactlyonce.connectors.kafka.client_config import ClientConfig  # descriptions import no client library
+
+        return ClientConfig(self.settings)
+
+    def place(self, topic: str) -> str:
+        """The `SourceOffset.topic` of *topic* here.
+
+        >>> Cluster("eu", {}).place("orders")
+        'kafka:eu/orders'
+        """
+        return f"kafka:{self.name}/{topic}"
+
+    def problems(self) -> Iterator[str]:
+        """The mistakes in it, each with its remedy."""
+        if problem := name_problem(self.name):
+            yield f"cluster: {problem}"
+        try:
+            written_out = self.client.secrets_written_out
+        except ConfigError as error:
+            yield f"cluster {self.name!r}: {error}"
+            return
+        if written_out:
+            yield (
+                f"cluster {self.name!r} has {', '.join(written_out)} written out: put it into a variable, as "
+                f'"env:NAME", or into a file, as "file:/path"'
+            )
 
 
 T = TypeVar("T")
@@ -75,7 +118,7 @@ class KafkaSource(Source[T]):
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
       for the partitions in which it has none. The group is only read.
-    - *cluster*: a `Cluster` that has the topic, if it is not that of the checkpoints.
+    - *cluster*: a `Cluster` that has the topic, if it is not the cluster of the checkpoints.
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on; ``DeadLetters("orders-dead")`` writes it to that topic, with the reason. An
       outage that a codec meets (`Unavailable`, OSError) is none of these.
@@ -152,8 +195,8 @@ class KafkaSource(Source[T]):
             "time": time,
             "is_changelog": False,
         }
-        for field, content in fields.items():
-            object.__setattr__(self, field, content)
+        for name, content in fields.items():
+            object.__setattr__(self, name, content)
 
     @overload
     @classmethod
@@ -204,8 +247,8 @@ class KafkaSource(Source[T]):
 
     def _with(self, **fields: Any) -> KafkaSource[T]:
         changed = copy.copy(self)
-        for field, content in fields.items():
-            object.__setattr__(changed, field, content)
+        for name, content in fields.items():
+            object.__setattr__(changed, name, content)
         return changed
 
     def changelog(self) -> KafkaSource[Any] | None:
@@ -300,7 +343,7 @@ class KafkaSource(Source[T]):
         return offsets | (self.group_offsets(source, topics, self.start_group) if self.start_group is not None else {})
 
     def group_offsets(self, source: str, topics: Topics, group: str, setting: str = "start_group") -> dict[int, int]:
-        from exactlyonce.connectors.kafka.start_group import committed
+        from exactlyonce.connectors.kafka.group_offsets import committed
 
         return committed(topics, source, group, self.topic_name, setting, self.place)
 

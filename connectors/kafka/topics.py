@@ -1,7 +1,7 @@
 """Topics as the pipeline needs them: their description and settings, their creation, their first and last offsets.
 
 Invariants: a question for a topic never creates it; a topic is identified by its id, which a recreated one does not
-have; offsets are those of all its partitions.
+have; offsets are of all its partitions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The address of a server: a URL, ``mysql://user:password@host:3306/database?ssl_mode=verify_identity``.
+"""The address of a server, and the description of a table there, without the driver. An address is a URL,
+``mysql://user:password@host:3306/database?ssl_mode=verify_identity``.
 
 Invariant: no part of the URL is in an error or a repr: in a malformed one, any part may be of the password.
 """
@@ -6,12 +7,15 @@ Invariant: no part of the URL is in an error or a repr: in a malformed one, any 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.secrets import masked
+from exactlyonce.pipeline.secrets import look_up, masked
 
 FORM = "mysql://user:password@host:3306/database, with %40 for an @ in the password, %2F for a /, and so on"
 SCHEMES = ("mysql", "mariadb")
@@ -19,8 +23,6 @@ SSL_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity"
 """The names of MySQL's clients; the default is preferred, and with *ssl_ca* verify_identity."""
 OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
 PORT = 3306
-CLIENT = 'mysql "$MYSQL_DATABASE"'
-"""The client of MySQL and MariaDB as a command: its database is that of the dsn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +104,27 @@ class MySQLAddress:
             reason = error.strerror or type(error).__name__
             raise ConfigError(f"A certificate or key that the dsn names cannot be read: {reason}.") from None
         return context
+
+
+class MySQLTable(DatabaseTable):
+    """See `DatabaseTable`."""
+
+    extra: ClassVar[str] = "mysql"
+    driver: ClassVar[str] = "PyMySQL"
+    client: ClassVar[str] = 'mysql "$MYSQL_DATABASE"'
+    schemes: ClassVar[tuple[str, ...]] = tuple(f"{scheme}:" for scheme in SCHEMES)
+
+    @staticmethod
+    def has_password(dsn: str) -> bool:
+        return bool(MySQLAddress.parse(dsn).password)
+
+    @staticmethod
+    def query(dsn: str, statement: str) -> Iterator[Any]:
+        from exactlyonce.connectors.mysql.session import MySQLSession
+
+        with closing(MySQLSession(lambda: MySQLAddress.parse(look_up("dsn", dsn)))) as session:
+            yield from session.objects(statement)
+
+    def address(self) -> MySQLAddress:
+        """The server's address, looked up now."""
+        return MySQLAddress.parse(look_up("dsn", self.dsn))

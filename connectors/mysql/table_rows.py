@@ -5,7 +5,7 @@ Invariant: the session has one transaction, REPEATABLE READ, and ends with it; n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -57,33 +57,27 @@ class KeyColumn(msgspec.Struct, frozen=True):
     """The placeholder of a text."""
 
 
-class TableInServer(msgspec.Struct, frozen=True):
-    """The table that is read."""
-
-    key: tuple[KeyColumn, ...]
-    types: dict[str, str]
-    """By column: its type without its length."""
-
-
 def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTableRows:
     """See `TableSource.open_rows`; a position above the first row was reached in a snapshot that is no more."""
     if source.one_snapshot and position.cursor:
         source.snapshot_gone(position)
     session = MySQLSession(source.address, ANSWER_S)
     try:
-        table = _found(session, source, position.source)
+        key, types = _found(session, source, position.source)
         session.ask("SET SESSION wait_timeout = %s, net_write_timeout = %s", IDLE_S, IDLE_S)
         session.ask("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         # The first page takes the snapshot, once it has the table's lock: an earlier one would be of before a reload
         session.ask("START TRANSACTION READ ONLY")
-        return MySQLTableRows(session, source, table)
+        return MySQLTableRows(session, source, key, types)
     except BaseException:
         session.close()
         raise
 
 
-def _found(session: MySQLSession, source: MySQLTableSource[Any], id: str) -> TableInServer:
-    """The table, looked at: ConfigError if it cannot be read by this key."""
+def _found(
+    session: MySQLSession, source: MySQLTableSource[Any], id: str
+) -> tuple[tuple[KeyColumn, ...], dict[str, str]]:
+    """The key, and the types of all columns without their lengths: ConfigError if it cannot be read by this key."""
     of_table = "WHERE table_schema = DATABASE() AND table_name = %s"
     found = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", source.table)
     if not found:
@@ -117,8 +111,7 @@ def _found(session: MySQLSession, source: MySQLTableSource[Any], id: str) -> Tab
         else "UNSIGNED" if "unsigned" in _text(column) else "SIGNED"
         for name, _, column, _, digits, scale in rows
     }  # fmt: skip
-    columns = tuple(_key_column(name, types[name], casts[name]) for name in key)
-    return TableInServer(columns, types)
+    return tuple(_key_column(name, types[name], casts[name]) for name in key), types
 
 
 def _key_column(name: str, type_: str, cast: str) -> KeyColumn:
@@ -169,11 +162,14 @@ class MySQLTableFinder:
 class MySQLTableRows:
     """See `TableRows`."""
 
-    def __init__(self, session: MySQLSession, source: MySQLTableSource[Any], table: TableInServer) -> None:
-        self._session, self._key, self._table = session, table.key, quoted(source.table).replace("%", "%%")
-        fields = {name: field for name, field in columns_of(source.value).items() if name in table.types}
+    def __init__(
+        self, session: MySQLSession, source: MySQLTableSource[Any], key: tuple[KeyColumn, ...], types: Mapping[str, str]
+    ) -> None:
+        """*types*: by column."""
+        self._session, self._key, self._table = session, key, quoted(source.table).replace("%", "%%")
+        fields = {name: field for name, field in columns_of(source.value).items() if name in types}
         self._names = list(fields)
-        self._conversions = [_conversion(field, table.types[name]) for name, field in fields.items()]
+        self._conversions = [_conversion(field, types[name]) for name, field in fields.items()]
         ((time_ms,),) = session.ask("SELECT ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000)")
         self.time_ms = int(time_ms)
 

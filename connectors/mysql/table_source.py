@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,13 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.mysql.address import CLIENT, MySQLAddress
+from exactlyonce.connectors.mysql.address import MySQLTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, look_up, shown_reference
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -26,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class MySQLTableSource(TableSource[T]):
+class MySQLTableSource(MySQLTable, TableSource[T]):
     """Reads the rows of a table once, as of one moment: ``MySQLTableSource("customers", dsn="env:SHOP_DSN", key="id",
     value=Customer)``. It ends with the last of them.
 
@@ -39,11 +35,9 @@ class MySQLTableSource(TableSource[T]):
     - *value*: the type of a record, whose fields are columns: a Struct, a dataclass, a TypedDict.
     - *one_snapshot*: stop the pipeline where reading is interrupted after its first checkpoint. Otherwise the rest is
       read as of a later moment: each key is read once, but not all as of one moment.
-    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*: as those of `KafkaSource`.
+    - *name*: its name in checkpoints and errors, where several sources of a pipeline read one table.
+    - *on_error*, *time*: as of `KafkaSource`.
     """
-
-    kind = "mysql"
 
     table: str
     _: KW_ONLY
@@ -53,12 +47,8 @@ class MySQLTableSource(TableSource[T]):
     one_snapshot: bool = False
     name: str = ""
 
-    def address(self) -> MySQLAddress:
-        """The server's address, looked up now."""
-        return MySQLAddress.parse(look_up("dsn", self.dsn))
-
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.mysql.table_rows import MySQLTableFinder
         return MySQLTableFinder(source, self)
 
@@ -72,13 +62,9 @@ class MySQLTableSource(TableSource[T]):
         return super().left(position)
 
     def open_rows(self, position: SourceOffset) -> TableRows:
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.mysql.table_rows import open_rows
         return open_rows(self, position)
-
-    def _needing_driver(self) -> AbstractContextManager[None]:
-        """Around imports of what needs PyMySQL: descriptions do without."""
-        return needing("mysql", "PyMySQL", f"MySQLTableSource({self.table!r})")
 
     def _decode(self) -> Any:
         return partial(msgspec.convert, type=self.value, strict=False)
@@ -88,12 +74,4 @@ class MySQLTableSource(TableSource[T]):
 
     def grants(self, user: str) -> Grants:
         """See `Source`."""
-        statement = f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';"
-        return Grants(f"the database of {shown_reference(self.dsn)}", CLIENT, (statement,))
-
-    def _dsn_problems(self) -> Iterator[str]:
-        try:
-            if MySQLAddress.parse(self.dsn).password:
-                yield PASSWORD_WRITTEN
-        except ConfigError as error:
-            yield str(error)
+        return self.granted_by([f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';"])

@@ -1,8 +1,10 @@
-"""A connection to PostgreSQL whose calls have time limits, and which is dropped after any fault.
+"""A connection to PostgreSQL whose calls have time limits, and which is dropped after any fault; and its errors as
+ours.
 
-Invariants: the driver's errors become `StoreError` or `StoreUnavailable`, without secrets; after one the connection is
-closed, so that the server ends the transaction once it learns of it; no request is repeated here. Settings hold for a
-transaction, not a session, since a pooler may share sessions between clients.
+Invariants: the driver's errors become `StoreError` or `StoreUnavailable`, which say what has to be done, and by whom;
+no text has a password or an unreadable connection string in it. After an error the connection is closed, so that the
+server ends the transaction once it learns of it; no request is repeated here. Settings hold for a transaction, not a
+session, since a pooler may share sessions between clients.
 """
 
 from __future__ import annotations
@@ -11,22 +13,176 @@ import os
 import re
 import select
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 import psycopg
-from psycopg import conninfo, pq, sql
+from psycopg import conninfo, generators, pq, sql
 from psycopg.abc import PQGen
+from psycopg.pq.abc import PGconn
 
-from exactlyonce.connectors.postgres.refusals import Refusals, is_misread
-from exactlyonce.connectors.refusals import silent
+from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
-from exactlyonce.pipeline.secrets import look_up
+from exactlyonce.pipeline.secrets import is_reference, look_up, masked
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
+
+_AGAIN = {
+    "08": "the connection was lost",
+    "40": "another transaction was in the way",
+    "53": "the server is short of something",
+    "53100": "the server's disk is full: make room",
+    "53300": "the server has no connection left: raise max_connections, or close others",
+    "55": "the object is in use",
+    "55P03": "another session holds a lock that was waited for: see pg_stat_activity",
+    "57": "the server, or its administrator, has ended the request",
+    "57P03": "the server is starting up or shutting down",
+    "58": "the server cannot read or write its files: see its log",
+    "25P": "the transaction lasted too long",
+    "25006": "the server takes no writes now: it is a standby, or is becoming one. Where a standby may take over, name "
+    "all hosts in the dsn, with target_session_attrs=read-write",
+    "XX000": "the server has met an error of its own: see its log",
+}
+"""Errors that pass, by SQLSTATE or its beginning, the longest one that fits."""
+_FATAL = {
+    "0A": "PostgreSQL cannot do this with this table",
+    "22": "a value does not fit its column. It passed the sink's own checks, so a domain, a trigger or a changed "
+    "column refuses it: correct the table, or the rows' source, and run again",
+    "23": "a row breaks a constraint of the table: correct the table, its data or the rows' source, and run again",
+    "28": "correct the login in the connection string, or pg_hba.conf",
+    "3D000": "create the database, or correct the connection string",
+    "3F000": "create the schema, or correct the table's name",
+    "42501": "the role lacks a right: GRANT it; `exactlyonce acls` prints all that the pipeline needs",
+    "42703": "the column is missing: add it, or leave the field out",
+    "42P01": "the table is missing: create it, or set create=True",
+    "42P10": "there is no unique index on the key any more: create it again",
+    "54": "a limit of PostgreSQL is exceeded; an index holds keys of up to about 2,700 bytes",
+    "57P04": "the database was dropped: restore it, or correct the connection string",
+    "XX001": "the database is damaged: restore it",
+    "XX002": "an index is damaged: REINDEX it",
+}
+"""Errors that come again, by SQLSTATE or its beginning, with the remedy."""
+_FATAL_BY_FUNCTION = {
+    "check_enable_rls": "row-level security would hide rows from the role: ALTER ROLE ... BYPASSRLS, ALTER TABLE ... "
+    "DISABLE ROW LEVEL SECURITY, or use another role; a function of a trigger may SET row_security = on",
+    "CheckCmdReplicaIdentity": "the publication has to tell rows apart: ALTER TABLE ... ADD PRIMARY KEY, or "
+    "ALTER TABLE ... REPLICA IDENTITY USING INDEX the unique index on the key",
+}
+"""Likewise by the server's function that raised it, if the SQLSTATE says too little."""
+_LOGIN_PASSES = re.compile(
+    r"starting up|shutting down|not (yet )?accepting connections|recovery mode|too many (clients|connections)|"
+    r"remaining connection slots|connection limit|refused|timeout|timed out|reset by peer|closed the connection|"
+    r"could not translate|resolve|unreachable|no route",
+    re.IGNORECASE,
+)
+_LOGIN_STAYS = {
+    r"password|authentication|SCRAM": "Correct the password or the user in the connection string",
+    r"role .* does not exist|is not permitted to log in": "Create the role, or correct the user in the string",
+    r"database .* does not exist": "Create the database, or correct its name in the connection string",
+    r"permission denied for database": "GRANT CONNECT ON DATABASE to the role",
+    r"replication role|start WAL sender": "Let a superuser run ALTER ROLE ... REPLICATION",
+    r"no pg_hba\.conf entry|pg_hba\.conf rejects": "Let the role in by a line of the server's pg_hba.conf",
+    r"SSL|certificate": "Correct sslmode and the certificates in the connection string",
+    r"invalid|unsupported|unrecognized": "Correct the connection string",
+}
+"""The English texts of the server and libpq for failed logins, with the remedy."""
+
+
+class LockHeld(StoreUnavailable):
+    """Another session has held a lock for too long."""
+
+
+class Refusals:
+    """Converts errors of the driver to ours, for one connection string."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn_shown = f"dsn={dsn}" if is_reference(dsn) else "the dsn as it is written"
+        self.server = f"PostgreSQL ({self.dsn_shown})"
+        self._secrets: set[str] = set()
+
+    def learn(self, text: str, settings: Mapping[str, Any]) -> None:
+        """Mask the secrets of a connection string from now on."""
+        secrets = {str(value) for name, value in settings.items() if "password" in name and value}
+        self._secrets |= {text} | secrets | {quote(secret, safe="") for secret in secrets}
+
+    def redact(self, text: str) -> str:
+        """*text* without any secret."""
+        return masked(text, self._secrets)
+
+    def of_dsn(self) -> StoreError:
+        """The error for a connection string that libpq cannot read, without libpq's text, which quotes the string."""
+        return StoreError(
+            f"The connection string of PostgreSQL ({self.dsn_shown}) cannot be read. Write it as "
+            f"postgresql://user:password@host:5432/database, special characters as %XX, or as name=value pairs."
+        )
+
+    def of_login(self, error: psycopg.Error, code: Callable[[], str]) -> StoreError | StoreUnavailable:
+        """The error for a failed login. *code* asks for the SQLSTATE if the text is unknown, as of a server that does
+        not speak English."""
+        message = self.redact(_one_line(str(error)))
+        if not _LOGIN_PASSES.search(message):
+            for pattern, advice in _LOGIN_STAYS.items():
+                if re.search(pattern, message, re.IGNORECASE):
+                    return StoreError(f"{self.server} refuses the login: {message}. {advice}.")
+            state = code()
+            if stays := _longest(_FATAL, state):
+                return StoreError(f"{self.server} refuses the login: {message} [{state}]. {_sentence(_FATAL[stays])}")
+        return refusals.unreachable(self.server, message)
+
+    def of(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
+        """The error for a failed request."""
+        state, message = error.sqlstate, self.redact(_message_of(error))
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and state is None:
+            return refusals.cut_off(self.server, message)
+        state = "25006" if state == "0A000" and "recovery" in message else state or ""
+        message = f"{message} [{state}]"
+        if by_function := _FATAL_BY_FUNCTION.get(error.diag.source_function or ""):
+            return refusals.refused(self.server, message, _sentence(by_function))
+        fatal, passing = _longest(_FATAL, state), _longest(_AGAIN, state)
+        if passing is not None and len(passing) > len(fatal or ""):
+            kind = LockHeld if state == "55P03" else StoreUnavailable
+            return refusals.passing(self.server, _AGAIN[passing], message, kind)
+        advice = _FATAL[fatal] if fatal is not None else "correct what it names, then run again; nothing is lost"
+        return refusals.refused(self.server, message, _sentence(advice))
+
+
+def is_misread(text: str, settings: Mapping[str, Any]) -> bool:
+    """Whether libpq reads a part of the password as host, port or database: it has an @ or a / that is not escaped.
+
+    >>> dsn = "postgresql://ann:pa@ss@db:5432/shop"
+    >>> is_misread(dsn, psycopg.conninfo.conninfo_to_dict(dsn))
+    True
+    """
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator or scheme not in ("postgresql", "postgres"):
+        return False
+    authority, _, path = rest.partition("/")
+    ports = str(settings.get("port", "")).replace(",", "")
+    return authority.count("@") > 1 or "@" in path.partition("?")[0] or not (ports == "" or ports.isdecimal())
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _longest(table: Mapping[str, str], state: str) -> str | None:
+    return max((known for known in table if state.startswith(known)), key=len, default=None)
+
+
+def _message_of(error: psycopg.Error) -> str:
+    """Message, detail, hint and context of an error, in one line."""
+    diag = error.diag
+    parts = (diag.message_primary or str(error), diag.message_detail, diag.message_hint, diag.context)
+    return _one_line("; ".join(part.rstrip(".") for part in parts if part))
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n\s*", "; ", text.strip()).rstrip(".?")
+
 
 _KEEPALIVE = {
     "keepalives": "1",
@@ -91,9 +247,11 @@ class _Waiting(psycopg.Connection[tuple[Any, ...]]):
 class PostgresConnection:
     """One connection, made when it is first needed, and again after it was lost."""
 
-    def __init__(self, dsn: str, limits: Limits) -> None:
+    def __init__(self, dsn: str, limits: Limits, settings: Mapping[str, str] | None = None) -> None:
+        """*settings* of libpq, beside those of *dsn*."""
         self._dsn = dsn
         self._limits = limits
+        self._settings = settings or {}
         self._refusals = Refusals(dsn)
         self._connection: _Waiting | None = None
         self._within = False
@@ -120,8 +278,18 @@ class PostgresConnection:
                 for (row,) in page:
                     yield row.encode()
         finally:
-            self._roll_back()
-            self._within = False
+            self.end()
+
+    def end(self) -> None:
+        """End the transaction that `begin` began, which has only read."""
+        self._roll_back()
+        self._within = False
+
+    @property
+    def version(self) -> int:
+        """The server's version, as 150000."""
+        with self._translated() as connection:
+            return connection.info.server_version
 
     def changed_by(self, query: str, *values: object) -> int:
         with self._translated() as connection:
@@ -135,6 +303,26 @@ class PostgresConnection:
                 copy.write(chunk)
                 size += len(chunk)
             connection.answer_s = self._limits.answer + size / _BYTES_PER_SECOND_MIN
+
+    def copied(self, statement: sql.Composed) -> list[bytes]:
+        """The lines of a COPY ... TO STDOUT, in its text format."""
+        with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
+            return [bytes(line) for line in copy]
+
+    def replicate(self, command: sql.Composed) -> PGconn:
+        """Begin to stream with START_REPLICATION; the connection is for that alone from now on."""
+        with self._translated() as connection:
+            connection.pgconn.send_query(command.as_bytes(None))
+            result = connection.wait(generators.execute(connection.pgconn))[-1]
+            if result.status != pq.ExecStatus.COPY_BOTH:
+                raise psycopg.errors.error_from_result(result)
+            connection.pgconn.nonblocking = 1
+            return connection.pgconn
+
+    def lost(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
+        """Close it, as after any fault. Returns what *error* of a stream is."""
+        self.close()
+        return self._refusals.of(error)
 
     @contextmanager
     def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
@@ -199,7 +387,7 @@ class PostgresConnection:
         except psycopg.Error as error:
             self.close()
             if connection.silent:
-                raise silent(self._refusals.server, connection.answer_s, _SLOW) from None
+                raise refusals.silent(self._refusals.server, connection.answer_s, _SLOW) from None
             raise self._refusals.of(error) from None
         except BaseException:
             if connection.closed or connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
@@ -220,7 +408,9 @@ class PostgresConnection:
             "connect_timeout": self._limits.connect,
             "application_name": "exactlyonce",
         }
-        settings = conninfo.make_conninfo("", **{**defaults, **written})
+        options = " ".join(str(each) for each in (written.get("options"), self._settings.get("options")) if each)
+        own = {**self._settings, "options": options} if options else self._settings
+        settings = conninfo.make_conninfo("", **{**defaults, **written, **own})
         try:
             connection = _Waiting.connect(
                 settings, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
@@ -277,6 +467,6 @@ SELECT set_config(name, value, true)
 FROM (VALUES ('client_connection_check_interval', '10s'), ('transaction_timeout', '0')) AS newer (name, value)
 WHERE current_setting(name, true) IS NOT NULL
 """
-"""Locks have a time limit, statements that of the client; a dead client's transaction ends soon; a commit is durable.
+"""Locks have a time limit, statements the client's; a dead client's transaction ends soon; a commit is durable.
 Texts are read as they were written, and row-level security raises where it would hide rows. The last two settings came
 with later versions."""

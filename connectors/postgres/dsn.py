@@ -1,17 +1,57 @@
-"""Connection strings of libpq, as far as descriptions look at them."""
+"""The description of a table of PostgreSQL, without its driver: connection strings of libpq."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, ClassVar
+
+from exactlyonce.connectors.tables import DatabaseTable
 
 _PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
 """Also one with a / that is not escaped."""
 
 
-def has_password(dsn: str) -> bool:
-    """Whether a password is written out in *dsn*.
+def quoted(name: str) -> str:
+    """An identifier of SQL.
 
-    >>> has_password("postgresql://ann:secret@db/shop"), has_password("host=db user=ann")
-    (True, False)
+    >>> quoted('a"b')
+    '"a""b"'
     """
-    return _PASSWORD.search(dsn) is not None
+    return f'"{name.replace(chr(34), 2 * chr(34))}"'
+
+
+class PostgresTable(DatabaseTable):
+    """See `DatabaseTable`."""
+
+    extra: ClassVar[str] = "postgres"
+    driver: ClassVar[str] = "psycopg"
+    client: ClassVar[str] = "psql"
+    schemes: ClassVar[tuple[str, ...]] = ("postgresql:", "postgres:")
+
+    @staticmethod
+    def has_password(dsn: str) -> bool:
+        """Whether a password is written out in *dsn*.
+
+        >>> PostgresTable.has_password("postgresql://ann:secret@db"), PostgresTable.has_password("host=db user=ann")
+        (True, False)
+        """
+        return _PASSWORD.search(dsn) is not None
+
+    def reading_grants(self, user: str) -> tuple[str, ...]:
+        """The statements that let *user* read the table."""
+        schema, _, table = self.table.rpartition(".")
+        role, schema, table = quoted(user), quoted(schema or "public"), quoted(table)
+        return (
+            f'GRANT CONNECT ON DATABASE :"DBNAME" TO {role};',
+            f"GRANT USAGE ON SCHEMA {schema} TO {role};",
+            f"GRANT SELECT ON {schema}.{table} TO {role};",
+        )
+
+    @staticmethod
+    def query(dsn: str, statement: str) -> Iterator[Any]:
+        from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
+
+        with closing(PostgresConnection(dsn, Limits())) as connection:
+            yield from connection.objects(statement)

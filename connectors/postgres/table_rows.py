@@ -21,6 +21,7 @@ from exactlyonce.connectors.tables import (
     PAGE_ROWS,
     TEXTS,
     Key,
+    KeyedRows,
     Row,
     TableSplit,
     columns_of,
@@ -36,7 +37,7 @@ KEY_TYPES = ("int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uu
              "bytea")  # fmt: skip
 """Types of a key: every value is the same one again once it was text."""
 SAMPLE_ROWS, SPLIT_SAMPLE_ROWS = 20_000, 500
-"""Rows that a table is divided by, and those of them that a split has at least."""
+"""Rows that a table is divided by, and the rows that a split has at least."""
 _ROWS_OF_A_PAGE = 50
 _NEVER = 0
 
@@ -47,7 +48,7 @@ class TableInServer(msgspec.Struct, frozen=True, kw_only=True):
     oid: int
     name: sql.Identifier
     types: dict[str, str]
-    """By column: its type, as SQL."""
+    """By column: its type, and its collation where that is not the type's, as SQL."""
     bases: dict[str, str]
     """By column: the name of its type in the catalogue."""
     key: tuple[str, ...]
@@ -62,7 +63,7 @@ def open_rows(source: PostgresTableSource[Any], position: SourceOffset) -> Postg
             if source.one_snapshot:
                 source.snapshot_gone(position)
             _begin(connection, source, position.source, "")
-        return PostgresTableRows(connection, source, _found(connection, source, position.source, split))
+        return PostgresTableRows(connection, source, found_table(connection, source, position.source, split))
     except BaseException:
         connection.close()
         raise
@@ -88,31 +89,29 @@ def _began_in(connection: PostgresConnection, source: PostgresTableSource[Any], 
 
 
 def _begin(connection: PostgresConnection, source: PostgresTableSource[Any], id: str, snapshot: str) -> None:
-    schema, name, _, kind, _ = _looked_up(connection, source, id)
+    schema, name, _, kind, _ = _looked_up(connection, source.table, id)
     locked = sql.Identifier(schema, name) if kind in _TABLES else None
     connection.begin("exactlyonce", _NEVER, snapshot=snapshot, reads=locked)
-    connection.rows(_TEXTS)
+    connection.rows(_SETTINGS)
 
 
-def _looked_up(
-    connection: PostgresConnection, source: PostgresTableSource[Any], id: str
-) -> tuple[str, str, int, str, bool]:
-    """The schema, the name, the oid and the kind of the table, and whether others inherit from it."""
-    schema, _, name = source.table.rpartition(".")
+def _looked_up(connection: PostgresConnection, table: str, id: str) -> tuple[str, str, int, str, bool]:
+    """The schema, the name, the oid and the kind of the *table* of source *id*, and whether others inherit from it."""
+    schema, _, name = table.rpartition(".")
     rows = connection.rows(_FIND, (schema or None, name))
     if not rows:
         raise ConfigError(
-            f"Source {id!r}: there is no table {source.table} that the role of dsn= may see. Create it, or correct "
+            f"Source {id!r}: there is no table {table} that the role of dsn= may see. Create it, or correct "
             f'the name; one in another schema is "schema.table".'
         )
     return rows[0]
 
 
-def _found(
-    connection: PostgresConnection, source: PostgresTableSource[Any], id: str, split: TableSplit | None = None
+def found_table(
+    connection: PostgresConnection, source: KeyedRows[Any], id: str, split: TableSplit | None = None
 ) -> TableInServer:
-    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not that of *split*."""
-    schema, name, oid, kind, is_parent = _looked_up(connection, source, id)
+    """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not the table of *split*."""
+    schema, name, oid, kind, is_parent = _looked_up(connection, source.table, id)
     if split is not None and split.table != str(oid):
         raise Halt(
             f"Source {id!r} has read a part of the table {source.table}, which was dropped and created again since "
@@ -130,7 +129,7 @@ def _found(
             else []
         ),
         *key_problems(key, bases, nullable, dict.fromkeys(KEY_TYPES, "")),
-        *field_problems(columns_of(source.value), bases, _TAKEN),
+        *field_problems(columns_of(source.value), bases, TAKEN),
     ]
     if not wrong and list(key) not in [columns for (columns,) in connection.rows(_UNIQUE, (oid,))]:
         names = sql.SQL(", ").join(map(sql.Identifier, key))
@@ -169,7 +168,7 @@ class PostgresTableFinder:
         """The splits, of a snapshot that the session keeps."""
         connection = self._connection
         _begin(connection, self._source, self._id, "")
-        table = _found(connection, self._source, self._id)
+        table = found_table(connection, self._source, self._id)
         ((name,),), ((server,),) = connection.rows("SELECT pg_export_snapshot()"), connection.rows(_SERVER)
         snapshot = f"{name}{_SERVER_MARK}{server}"
         bounds: list[Key | None] = [None, *_bounds(connection, table, self._source.splits), None]
@@ -260,7 +259,7 @@ class PostgresTableRows:
         self._connection.close()
 
 
-_TAKEN: dict[str, frozenset[Form]] = {
+TAKEN: dict[str, frozenset[Form]] = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), NUMBERS),
     "bool": frozenset({Form.BOOL}),
     **dict.fromkeys(("text", "varchar", "bpchar", "char", "name"), TEXTS),
@@ -276,24 +275,37 @@ _SERVER_MARK = "@"
 _SERVER = "SELECT extract(epoch FROM pg_postmaster_start_time())::text"
 _SNAPSHOT_GONE = ("[22023]", "[42704]", "[55000]")
 """SQLSTATEs of an exported snapshot that is no more: before PostgreSQL 17, since then, and while its session ends."""
-_TEXTS = """
-SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true),
-    set_config('intervalstyle', 'iso_8601', true), set_config('bytea_output', 'hex', true),
-    set_config('extra_float_digits', '1', true), set_config('enable_sort', 'off', true),
-    set_config('enable_bitmapscan', 'off', true)
-"""
-"""The texts of values are the same for every role and database. Pages come by the key's index: without statistics of
-the table, the server would sort all that is left for each page."""
-_FIND = """
+VALUE_TEXTS = {
+    "datestyle": "ISO",
+    "timezone": "UTC",
+    "intervalstyle": "iso_8601",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+}
+"""Settings by which the texts of values are the same for every role and database."""
+BY_INDEX = {"enable_sort": "off", "enable_bitmapscan": "off"}
+"""Pages come by the key's index: without statistics of the table, the server would sort all that is left for each."""
+_SETTINGS = sql.SQL("SELECT {}").format(
+    sql.SQL(", ").join(
+        sql.SQL("set_config({}, {}, true)").format(sql.Literal(name), sql.Literal(value))
+        for name, value in (VALUE_TEXTS | BY_INDEX).items()
+    )
+)
+NAMED = "to_regclass(CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))"
+"""The table of schema $1, or of the search path, and name $2; NULL: there is none."""
+_FIND = sql.SQL("""
 SELECT n.nspname, c.relname, c.oid, c.relkind::text,
     c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid)
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = to_regclass(
-        CASE WHEN $1::text IS NULL THEN '' ELSE quote_ident($1::text) || '.' END || quote_ident($2::text))
-"""
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {}
+""").format(sql.SQL(NAMED))
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, a.attnotnull
+SELECT a.attname,
+    format_type(a.atttypid, a.atttypmod)
+        || coalesce(' COLLATE ' || quote_ident(n.nspname) || '.' || quote_ident(c.collname), ''),
+    t.typname, a.attnotnull
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_collation c ON c.oid = a.attcollation AND c.oid <> t.typcollation
+    LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
 WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _UNIQUE = """

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.postgres.dsn import has_password
+from exactlyonce.connectors.postgres.dsn import PostgresTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.codec import codec_for
-from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, shown_reference
 from exactlyonce.pipeline.sizes import is_count
 
 if TYPE_CHECKING:
@@ -24,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class PostgresTableSource(TableSource[T]):
+class PostgresTableSource(PostgresTable, TableSource[T]):
     """Reads the rows of a table once, as of one moment: ``PostgresTableSource("customers", dsn="env:SHOP_DSN",
     key="id", value=Customer)``. It ends with the last of them.
 
@@ -36,11 +33,9 @@ class PostgresTableSource(TableSource[T]):
     - *splits*: the ranges of keys, at most, that a large table is read in, each by one subtask.
     - *one_snapshot*: stop the pipeline where the run that began to read the table has ended before its last row.
       Otherwise the next run reads the rest as of a later moment: each key is read once, but not all as of one moment.
-    - *name*: that of its place in checkpoints and errors, where several sources of a pipeline read one table.
-    - *on_error*, *time*: as those of `KafkaSource`.
+    - *name*: its name in checkpoints and errors, where several sources of a pipeline read one table.
+    - *on_error*, *time*: as of `KafkaSource`.
     """
-
-    kind = "postgres"
 
     table: str
     _: KW_ONLY
@@ -52,18 +47,14 @@ class PostgresTableSource(TableSource[T]):
     name: str = ""
 
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.table_rows import PostgresTableFinder
         return PostgresTableFinder(source, self)
 
     def open_rows(self, position: SourceOffset) -> TableRows:
-        with self._needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.table_rows import open_rows
         return open_rows(self, position)
-
-    def _needing_driver(self) -> AbstractContextManager[None]:
-        """Around imports of what needs psycopg: descriptions do without."""
-        return needing("postgres", "psycopg", f"PostgresTableSource({self.table!r})")
 
     def _decode(self) -> Any:
         return codec_for(self.value).decode
@@ -74,17 +65,7 @@ class PostgresTableSource(TableSource[T]):
 
     def grants(self, user: str) -> Grants:
         """See `Source`."""
-        before, _, table = self.table.rpartition(".")
-        role, schema, name = (f'"{part.replace(chr(34), 2 * chr(34))}"' for part in (user, before or "public", table))
-        statements = (
-            f'GRANT CONNECT ON DATABASE :"DBNAME" TO {role};', f"GRANT USAGE ON SCHEMA {schema} TO {role};",
-            f"GRANT SELECT ON {schema}.{name} TO {role};",
-        )  # fmt: skip
-        return Grants(f"the database of {shown_reference(self.dsn)}", "psql", statements)
-
-    def _dsn_problems(self) -> Iterator[str]:
-        if has_password(self.dsn):
-            yield PASSWORD_WRITTEN
+        return self.granted_by(self.reading_grants(user))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

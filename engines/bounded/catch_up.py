@@ -24,12 +24,17 @@ from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import HISTORY, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
-from exactlyonce.engines.bounded.advance import Advanced, advance
+from exactlyonce.engines.bounded.advance import Advanced, advance, first_part, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
-from exactlyonce.engines.bounded.splits import splittable_tasks
-from exactlyonce.engines.bounded.stages import refuse_unbounded
-from exactlyonce.engines.bounded.stop_offsets import first_part, readings, rest, stop_offsets
-from exactlyonce.engines.bounded.submit import Executors, Submit, WorkListener, in_process, in_process_keeping
+from exactlyonce.engines.bounded.stages import (
+    Executors,
+    Submit,
+    WorkListener,
+    in_process,
+    in_process_keeping,
+    refuse_unbounded,
+    splittable_tasks,
+)
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
@@ -44,13 +49,13 @@ from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to
 from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
 from exactlyonce.pipeline.positions import LATEST, Position
+from exactlyonce.pipeline.sink import AT_MOST_ONCE
 from exactlyonce.pipeline.sizes import counted
 
 FOLLOW_PAUSE_MIN_S = 0.1
@@ -125,7 +130,7 @@ class Summary:
     """The result of a catch-up. A notebook shows it as a table."""
 
     manifest: Manifest = field(repr=False)
-    """That of the newest checkpoint."""
+    """The manifest of the newest checkpoint."""
     checkpoints: int = 0
     records: int = 0
     skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)

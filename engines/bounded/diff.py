@@ -18,20 +18,18 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.replay.recompute import require_same_topics, retained
+from exactlyonce.engines.bounded.advance import readings, stop_offsets, to_their_ends
+from exactlyonce.engines.bounded.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.stages import compute, outputs_by_sink, refuse_unbounded
-from exactlyonce.engines.bounded.stop_offsets import readings, stop_offsets, to_their_ends
-from exactlyonce.engines.bounded.submit import Executors, WorkListener
+from exactlyonce.engines.bounded.stages import Executors, WorkListener, compute, outputs_by_sink, refuse_unbounded
 from exactlyonce.engines.bounded.unit.comparison import Compared, ComparedOutput, Comparison, KeyDifference
 from exactlyonce.engines.bounded.unit.messages import Reading, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputFile, stage_messages
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind, check_operators
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
-from exactlyonce.engines.savepoints.fitting import require_readable
+from exactlyonce.engines.plan import TaskSpec, plan
+from exactlyonce.engines.savepoints.restoring import require_readable
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
@@ -62,7 +60,7 @@ class SinkDiff:
     differing: int
     """Keys whose outputs differ, in content, number or order."""
     differences: list[KeyDifference]
-    """Those of the first of these keys."""
+    """The differences of the first of these keys."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """A command's own place for staged files, below a shared one; worthless once the command has ended.
 
-Invariants: a command removes its files, and those of killed commands, but never those of a running one.
+Invariants: a command removes its own files and the files of killed commands, never the files of a running one.
 
 In a folder of this machine, or a mounted one, it is a folder of its own: with our name, and an owner file with the
 magic text. A running command holds a lock on its owner file and touches it. A folder is a leftover if its lock is free.
@@ -22,13 +22,13 @@ import stat
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import is_url
-from exactlyonce.engines.bounded.unit.locations import folder_at, put, staging_at
+from exactlyonce.engines.bounded.unit.staging import folder_at, put, staging_at
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
@@ -78,18 +78,19 @@ def _own_folder(shared: Path, prefix: str) -> Iterator[str]:
     shared.mkdir(parents=True, exist_ok=True)
     remove_leftovers(shared)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{prefix}.", dir=shared))
-    ended = threading.Event()
     with (folder / OWNER).open("wb") as owner:
         host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
         owner.write(MAGIC + b"\n" + host.encode())  # after the lock: an owner file without the text is nobody's
         owner.flush()
-        beating = threading.Thread(target=_touch, args=(folder / OWNER, ended), name="workplace", daemon=True)
-        beating.start()
+
+        def touch() -> None:
+            with suppress(OSError):  # of a shared folder that cannot be reached for a moment
+                os.utime(folder / OWNER)
+
         try:
-            yield f"{folder}/"
+            with _beating(touch):
+                yield f"{folder}/"
         finally:
-            ended.set()
-            beating.join()
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -137,29 +138,42 @@ def _lock(file: int, how: int) -> bool:
     return True
 
 
-def _touch(owner: Path, ended: threading.Event) -> None:
-    while not ended.wait(BEAT_S):
-        try:
-            os.utime(owner)
-        except FileNotFoundError:
-            return
-        except OSError:  # of a shared folder that cannot be reached for a moment
-            continue
+@contextmanager
+def _beating(beat: Callable[[], None]) -> Iterator[None]:
+    """Show every `BEAT_S` that this command is alive: *beat* is called on another thread."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(BEAT_S):
+            beat()
+
+    thread = threading.Thread(target=go_on, name="workplace", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager
 def _stored_workplace(url: str, prefix: str) -> Iterator[str]:
-    own, ended = f"{prefix}.{secrets.token_hex(8)}.", threading.Event()
+    own = f"{prefix}.{secrets.token_hex(8)}."
     beats = (f"{own}beat-{number}" for number in count())
-    put(f"{url}/{(first := next(beats))}", MAGIC)
-    remove_stored_leftovers(url, first)
-    beating = threading.Thread(target=_put_beats, args=(url, first, beats, ended), name="workplace", daemon=True)
-    beating.start()
+    put(f"{url}/{(newest := next(beats))}", MAGIC)
+    remove_stored_leftovers(url, newest)
+
+    def put_newer() -> None:
+        nonlocal newest
+        with suppress(ExactlyOnceError):  # the storage cannot be reached for a moment
+            put(f"{url}/{(newer := next(beats))}", MAGIC)
+            folder_at(url).remove([newest])
+            newest = newer
+
     try:
-        yield f"{url}/{own}"
+        with _beating(put_newer):
+            yield f"{url}/{own}"
     finally:
-        ended.set()
-        beating.join()
         with suppress(ExactlyOnceError):  # the next command removes what is left
             folder = folder_at(url)
             folder.remove([file.name for file in folder.files() if file.name.startswith(own)])
@@ -178,12 +192,3 @@ def remove_stored_leftovers(url: str, beat: str) -> None:
     for command, files in names.items():
         if now_ms - newest_ms[command] > SILENCE_S * 1000 and not beat.startswith(command):
             folder.remove(files)
-
-
-def _put_beats(url: str, beat: str, beats: Iterator[str], ended: threading.Event) -> None:
-    folder = folder_at(url)
-    while not ended.wait(BEAT_S):
-        with suppress(ExactlyOnceError):  # the storage cannot be reached for a moment
-            put(f"{url}/{(newer := next(beats))}", MAGIC)
-            folder.remove([beat])
-            beat = newer

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import ReadsTopic
+from exactlyonce.pipeline.errors import TopicError
 
 Seen = dict[str, tuple[Topic | None, ...]]
 """By place, the state of a topic as each live broker knows it; see `Topics.seen_by_each`."""
@@ -34,11 +35,18 @@ class InputTopics:
         return self._others[settings]
 
     def describe(self, sources: Iterable[ReadsTopic]) -> dict[str, Topic]:
-        """The topic of each of *sources*. Raises `TopicError` for a missing one."""
+        """The topic of each of *sources*. Raises `TopicError`, which names all that are missing."""
         described: dict[str, Topic] = {}
+        missing: list[str] = []
         for topics, here in self.by_cluster(sources):
-            found = topics.describe(sorted(source.topic for source in here))
-            described |= {source.place: found[source.topic] for source in here}
+            try:
+                found = topics.describe(sorted(source.topic for source in here))
+            except TopicError as error:
+                missing.append(str(error))
+            else:
+                described |= {source.place: found[source.topic] for source in here}
+        if missing:
+            raise TopicError("\n".join(missing))
         return described
 
     def seen_by_each(self, sources: Iterable[ReadsTopic], timeout_ms: int) -> Seen:
@@ -50,7 +58,7 @@ class InputTopics:
         return seen
 
     def by_cluster(self, sources: Iterable[ReadsTopic]) -> Iterable[tuple[Topics, list[ReadsTopic]]]:
-        """The questions to each cluster, and those of *sources* that read there."""
+        """The questions to each cluster, and the *sources* that read there."""
         clusters: dict[int, tuple[Topics, list[ReadsTopic]]] = {}
         for source in sources:
             topics = self.of(source)

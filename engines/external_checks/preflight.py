@@ -24,6 +24,7 @@ from exactlyonce.engines.external_checks.input_topics import InputTopics, Seen
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError, Unavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic, setting
+from exactlyonce.pipeline.secrets import look_up
 from exactlyonce.sinks.kafka.sink import gives_keys, gives_partitions, gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
@@ -48,7 +49,7 @@ class Inputs:
     """The end of a bounded run, by source and partition: the last stable offsets at its start. A source without topic
     has none, and ends with its splits. Empty when unbounded."""
     others: Mapping[str, FindsSplits] = field(default_factory=dict)
-    """The sources that read no topic, or those of a pattern."""
+    """The sources that read no topic, or a pattern of topics."""
 
     def __post_init__(self) -> None:
         self._finders = {id: source.finder(id, self.topics.own) for id, source in self.others.items()}
@@ -210,7 +211,7 @@ class Inputs:
                 self.matched[at.topic] = Topic(at.topic, at.topic_id, 0)
 
     def latest(self, positions: Iterable[SourceOffset], moment_ms: int | None = None) -> dict[int, int]:
-        """The last stable offset of those of *positions* that are in topics, or that of a moment, by split."""
+        """The last stable offset of the *positions* in topics, or their offset at a moment, by split."""
         by_topic: dict[str, list[tuple[int, int]]] = {}
         for position in positions:
             if (at := position.in_cluster) is not None:
@@ -357,6 +358,19 @@ def by_kind(graph: LogicalGraph) -> tuple[dict[str, ReadsTopic], dict[str, Finds
         else:
             others[node.id] = cast("FindsSplits", node.source)
     return topics, others
+
+
+def require_variables(graph: LogicalGraph) -> None:
+    """Raise `ConfigError` if a source or sink refers to a variable that the environment lacks."""
+    for node in graph.nodes:
+        for description in (node.source, node.sink):
+            for name, value in getattr(description, "__dict__", {}).items():
+                if isinstance(value, str) and value.startswith("env:"):
+                    try:
+                        look_up(name, value)
+                    except ConfigError as error:
+                        kind = "Source" if node.source is not None else "Sink"
+                        raise ConfigError(f"{kind} {node.id!r}: {error}", operator=node.id) from None
 
 
 def check_services(graph: LogicalGraph) -> None:
@@ -582,10 +596,14 @@ class PipelineTopics:
             self.inputs.close()
 
     def look_at_inputs(self) -> None:
-        """Look at every input topic; TopicError for a missing one."""
+        """Look at every input topic; TopicError, which names all missing topics, for a missing one."""
         topics = self._input_topics
         sources, others = by_kind(self._graph)
-        described = topics.describe(sources.values())
+        try:
+            described = topics.describe(sources.values())
+        except TopicError as error:
+            _, missing = self._described_outputs()
+            raise TopicError("\n".join([str(error), *missing])) from None
         targets: dict[str, dict[int, int]] = {}
         if self._bounded:
             ends = ((id, topics.of(source).end_offsets(source.topic, committed=True)) for id, source in sources.items())
@@ -593,11 +611,9 @@ class PipelineTopics:
         self.inputs = Inputs(topics, sources, described, targets, others)
 
     def look_at_outputs(self) -> None:
-        """Look at every output topic; TopicError for a missing one that the sink does not create."""
-        nodes = [node for node in self._graph.sinks if node.sink and node.sink.topic]
-        sinks = {node.id: cast("WritesToTopic", node.sink) for node in nodes}
+        """Look at every output topic; TopicError, which names all, for missing ones that no sink creates."""
+        sinks = self._sinks_of_topics()
         inputs = [node.source for node in self._graph.sources if node.source is not None]
-        described: dict[str, Topic] = {}
         if any(source.reads(checkpoint_topic(self._graph.pipeline_id)) for source in inputs):
             raise ConfigError(
                 f"The pattern of a source matches {checkpoint_topic(self._graph.pipeline_id)!r}, the topic of the "
@@ -608,14 +624,9 @@ class PipelineTopics:
                 raise ConfigError(
                     f"Sink {id!r} writes to topic {sink.topic!r}, which the pipeline reads: it would never end."
                 )
-            try:
-                described |= self._topics.describe([sink.topic])
-            except TopicError:
-                if sink.create_partitions is None:
-                    raise TopicError(
-                        f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
-                        f"KafkaSink({sink.topic!r}, create_partitions=4)."
-                    ) from None
+        described, missing = self._described_outputs()
+        if missing:
+            raise TopicError("\n".join(missing))
         written = {sink.topic for sink in sinks.values()}
         if unknown := sorted({*self._accepted} - written):
             raise ConfigError(
@@ -623,10 +634,31 @@ class PipelineTopics:
                 f"{', '.join(sorted(written)) or 'none'}."
             )
         by_key = {
-            node.id for node in nodes
+            node.id for node in self._graph.sinks if node.id in sinks
             if gives_keys(node.sink, self._graph.type_of(node.inputs[0])) and not gives_partitions(node.sink)
         }  # fmt: skip
         self.outputs = OutputTopics(self._topics, sinks, described, self._accepted, by_key, self._setting)
+
+    def _sinks_of_topics(self) -> dict[str, WritesToTopic]:
+        """The sinks that write to a topic, by id."""
+        return {
+            node.id: cast("WritesToTopic", node.sink) for node in self._graph.sinks if node.sink and node.sink.topic
+        }
+
+    def _described_outputs(self) -> tuple[dict[str, Topic], list[str]]:
+        """The output topics, and a sentence for each missing one that its sink does not create."""
+        described: dict[str, Topic] = {}
+        missing: list[str] = []
+        for id, sink in self._sinks_of_topics().items():
+            try:
+                described |= self._topics.describe([sink.topic])
+            except TopicError:
+                if sink.create_partitions is None:
+                    missing.append(
+                        f"Sink {id!r}: topic {sink.topic!r} does not exist. Create it, or let the sink do so: "
+                        f"KafkaSink({sink.topic!r}, create_partitions=4)."
+                    )
+        return described, missing
 
     def __call__(self, request: ask.Request) -> Any:
         """The answer, or `NotImplemented` if *request* is about something else."""

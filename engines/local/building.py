@@ -1,42 +1,124 @@
 """The builder of a worker: it makes and wires the operators, tables, readers, writers and channels of its subtasks.
 
-Invariant: all of them follow from the imported pipeline, the coordinator's `Start` and the worker's clients.
+Invariant: all of them follow from the imported pipeline, the coordinator's `Start` and the worker's `Clients`, by which
+it reaches Kafka, its peers and the time. A worker with other clients, as in a simulation, runs the same code.
 """
 
 from __future__ import annotations
 
+import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, Blocks
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
 from exactlyonce.connectors.source import Readable, ReaderContext
-from exactlyonce.engines.backends import state_backend
+from exactlyonce.engines.blocks import block_storage, state_backend
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.channels import Channel, LocalChannel, LoopChannel, SocketChannel
-from exactlyonce.engines.local.clients import Clients
-from exactlyonce.engines.local.inputs import ChannelInput, FeedbackInput, PacedInput, RestoredInput, Slices, SourceInput
-from exactlyonce.engines.local.pace import ALIGNED, BATCH_RECORDS_MAX, OVERTAKING, slice_pace
+from exactlyonce.engines.local.channels import Channel, LocalChannel, LoopChannel, Pipe, SocketChannel
+from exactlyonce.engines.local.inputs import (
+    ALIGNED,
+    BATCH_RECORDS_MAX,
+    OVERTAKING,
+    ChannelInput,
+    FeedbackInput,
+    PacedInput,
+    RestoredInput,
+    Slices,
+    SourceInput,
+    slice_pace,
+)
+from exactlyonce.engines.local.messages import Start
 from exactlyonce.engines.local.task import Snapshots, Subtask
+from exactlyonce.engines.options import ROCKSDB
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
+from exactlyonce.engines.runtime.cut import WorkerBlocks
+from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.graph import LogicalGraph, Node
-from exactlyonce.pipeline.wire import describe
-from exactlyonce.sinks.writer import GrantedWriter, SinkWriter
+from exactlyonce.pipeline.records import wire_schema
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
+from exactlyonce.sinks.kafka.writer import KafkaProducers, KafkaWriter, Producers
+from exactlyonce.sinks.writer import SinkWriter
 from exactlyonce.state.backend import StateBackend
+
+
+class Clients(Protocol):
+    """The clients of one worker."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def monotonic_s(self) -> Callable[[], float]:
+        """Time that only grows, finer than the clock's."""
+
+    @property
+    def processing_s(self) -> Callable[[], float]:
+        """See `Clock.processing_s`."""
+
+    def block_writer(self) -> AttemptBlocks:
+        """The writer of this attempt's blocks."""
+
+    def block_reader(self) -> Blocks: ...
+
+    def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
+        """The consumers of a source's subtask that reads *topic*; *client*: see `connectors.source.ReadsTopic`."""
+
+    def producers(self, topic: str, partitioner: str | None) -> Producers:
+        """The producers of a sink's subtask that writes to *topic*; *partitioner*: see `WriterContext`."""
+
+    def pipe(self, name: str) -> Pipe:
+        """This worker's end of the channel that `Start` calls *name*."""
+
+
+class KafkaClients:
+    """The `Clients` of a worker process."""
+
+    def __init__(self, start: Start, pipeline: str) -> None:
+        self.clock = SystemClock()
+        self.monotonic_s, self.processing_s = time.monotonic, self.clock.processing_s
+        self._start, self._pipeline = start, pipeline
+        self._config = ClientConfig(start.client)
+        lazily = start.state.backend == ROCKSDB  # it reads blocks now and then
+        self._blocks = block_storage(self._config, start.spec.topic, start.spec.storage, stays_connected=lazily)
+        self._executor = ThreadPoolExecutor(1, "producers")
+        """Makes and drops the producers of all sinks, one after the other."""
+
+    def block_writer(self) -> AttemptBlocks:
+        return self._blocks.begin(self._start.spec.incarnation, self._start.spec.attempt)
+
+    def block_reader(self) -> Blocks:
+        return self._blocks
+
+    def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
+        return Consumers((client or self._config).confluent({"group.id": self._pipeline}), exact_consumer)
+
+    def producers(self, topic: str, partitioner: str | None) -> Producers:
+        config, timeout_ms = self._config.confluent(), self._start.transaction_timeout_ms
+        return KafkaProducers(topic, config, timeout_ms, self._executor, partitioner=partitioner)
+
+    def pipe(self, name: str) -> socket.socket:
+        pipe = socket.socket(fileno=self._start.channels[name])
+        pipe.setblocking(False)
+        return pipe
+
 
 Send = Callable[[msg.ToCoordinator], None]
 ASKS_ALONE_AFTER = 2
@@ -97,13 +179,13 @@ class WorkerParts:
     def granted(self, grant: msg.Granted) -> None:
         """The writer of a sink may write with a transactional id."""
         writer = next(writer for writer in self.writers if writer.sink == grant.sink)
-        cast("GrantedWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
+        cast("KafkaWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
 
 
 def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:
     """Build a worker's subtasks of *graph*, restore their state, open their channels; nothing is read or written."""
     activity.phase(f"connecting to topic {start.spec.topic.name}")
-    schemas = {loop.id: describe(loop.type) for loop in graph.loops}
+    schemas = {loop.id: wire_schema(loop.type) for loop in graph.loops}
     backend = state_backend(start.state, graph, start.subtask, start.spec.parallelism)
     parts = WorkerParts(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
     activity.breath = parts.breathe
@@ -294,4 +376,4 @@ class _Builder:
             note=self.parts.notes.add,
         )
         letters = self.operators.dead_letters.get(node.id)
-        return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity, letters)
+        return sink_output(node, self.plan.graph, opened.writer.write, opened.encoder, activity, letters)

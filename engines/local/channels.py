@@ -2,11 +2,12 @@
 
 Invariants: a channel delivers each frame once, in order. A send never blocks. A writer's task is not run until its full
 channels have drained. A signal is always accepted, so that a full channel delays no checkpoint. The window that the
-reader grants only delays the writer: frames, their order and the order log do not depend on it. A `Capture` gets all
-in-flight frames in order: with the reader, in the socket, or unsent. See docs/design/unaligned-checkpoints.md.
+reader grants only delays the writer: frames, their order and the order log do not depend on it. An `InFlightCapture`
+gets all in-flight frames in order: with the reader, in the socket, or unsent. See
+docs/design/unaligned-checkpoints.md.
 
-A loop is a back edge, between subtasks of one number; see docs/design/loops.md. It accepts everything it is fed, so
-that no subtask waits for itself. Its head neither takes nor is sent new records while more than `ROUND_RECORDS_MAX` or
+A loop is a back edge, between subtasks of one number, described there too. It accepts everything it is fed, so that no
+subtask waits for itself. Its head neither takes nor is sent new records while more than `ROUND_RECORDS_MAX` or
 `ROUND_BYTES_MAX` wait to come round. A loop that grows beyond `LOOP_RECORDS_MAX` or `LOOP_BYTES_MAX` ends the job. A
 frame comes when its pause is over and the frames before it have come. A capture includes resting frames.
 """
@@ -21,7 +22,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exactlyonce.engines.runtime import watermarks
-from exactlyonce.engines.runtime.watermarks import Barrier, Signal, Watermark
+from exactlyonce.engines.runtime.cut import InFlightCapture
+from exactlyonce.engines.runtime.watermarks import Signal, Watermark
 from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError
 from exactlyonce.pipeline.graph import Node
 
@@ -48,22 +50,6 @@ Frame = bytes | Signal
 """A batch, encoded, or a signal."""
 
 
-class Capture:
-    """The in-flight frames of one channel at *checkpoint*: taken after the snapshot, sent before the barrier."""
-
-    def __init__(self, checkpoint: int) -> None:
-        self.checkpoint = checkpoint
-        self.frames: list[bytes] = []
-        self.whole = False
-        """Whether the barrier has come."""
-
-    def arrived(self, frame: Frame) -> None:
-        if isinstance(frame, bytes):
-            self.frames.append(frame)
-        elif isinstance(frame, Barrier) and frame.checkpoint == self.checkpoint:
-            self.whole = True
-
-
 class _Arrivals:
     """The frames that have arrived and are not taken, and their captures."""
 
@@ -71,7 +57,7 @@ class _Arrivals:
         self.frames: deque[Frame] = deque()
         self.size = 0
         """Bytes."""
-        self.captures: list[Capture] = []
+        self.captures: list[InFlightCapture] = []
         """The captures whose barrier has not come."""
 
     def append(self, frame: Frame) -> None:
@@ -90,13 +76,11 @@ class _Arrivals:
         self.size -= len(frame) if isinstance(frame, bytes) else 0
         return frame
 
-    def capture(self, checkpoint: int) -> Capture:
-        capture = Capture(checkpoint)
+    def capture(self, capture: InFlightCapture) -> None:
         for frame in self.frames:
             if not capture.whole:
                 capture.arrived(frame)
         self.captures += [] if capture.whole else [capture]
-        return capture
 
 
 class Pipe(Protocol):
@@ -170,9 +154,9 @@ class Channel(ABC):
     def receive(self) -> Frame | None:
         """The next whole frame, or None."""
 
-    def capture(self, checkpoint: int) -> Capture:
-        """Capture the frames before barrier *checkpoint* that are not received."""
-        return self._arrivals.capture(checkpoint)
+    def capture(self, capture: InFlightCapture) -> None:
+        """Give *capture* the frames before its barrier that are not received, now and as they arrive."""
+        self._arrivals.capture(capture)
 
     def took(self, records: int, window: int) -> None:
         """*records* more are processed, and *window* may be in flight from now on; 0: it is closed."""
@@ -355,9 +339,9 @@ class SocketChannel(Channel):
     def receive(self) -> Frame | None:
         return self._arrivals.popleft() if self._arrivals.frames else self._whole()
 
-    def capture(self, checkpoint: int) -> Capture:
+    def capture(self, capture: InFlightCapture) -> None:
         self._look_ahead()
-        return super().capture(checkpoint)
+        super().capture(capture)
 
     def _look_ahead(self) -> None:
         while (frame := self._whole()) is not None:

@@ -153,7 +153,7 @@ class LocalHost:
         self._producers: Transactions | None = None
         self._mailbox: Mailbox | None = None
         self._unread = RepeatedFault()
-        """That of looks at the mailbox."""
+        """The fault of looks at the mailbox."""
         self._selected: list[selectors.SelectorKey] = []
         self._hurry: EndedAtOnce | None = None
         """Why nothing is waited for any more; None: everything is."""

@@ -6,35 +6,29 @@ handed out, never those fetched. Restored in-flight records come first, and coun
 
 `next` never waits. A slice is as long as its pace allows, for a barrier waits for its end. A source with few records
 lets them gather for a moment; its barriers do not wait for that.
+
+`Pace` says how many records are taken at once, and `Outlet` how many may wait; see docs/design/backpressure.md. A slice
+takes about a given time, by the cost of a record in the last slice. Its size grows to its double at most, and shrinks
+at once, but not below what an operator asks services for at a time. A channel or a sink's client may hold as many
+records as have left it lately. A subtask takes no more than its outputs have room for. Time is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
-from exactlyonce.engines.local.channels import Capture, Channel, LoopChannel
+from exactlyonce.engines.local.channels import Channel, LoopChannel
 from exactlyonce.engines.local.messages import WatermarkOf
-from exactlyonce.engines.local.pace import (
-    ALIGNED,
-    BATCH_RECORDS_MAX,
-    GATHER_S,
-    IN_FLIGHT_CAUTIOUS,
-    IN_FLIGHT_MIN,
-    Bounds,
-    Pace,
-    slice_pace,
-)
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskInput
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.runtime.assembler import RestoredEdge
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
+from exactlyonce.engines.runtime.cut import InFlightCapture
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, OrderRuns
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
@@ -42,21 +36,136 @@ from exactlyonce.engines.runtime.watermarks import Barrier, Port, Signal, Waterm
 from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.rate_meter import RateMeter
 
+BATCH_RECORDS_MAX = 2_000
+
+
+class Bounds(NamedTuple):
+    """Bounds in seconds of processing, by `Clock.processing_s`."""
+
+    slice_s: float
+    """The time of a slice: barriers, producers and blocks wait for its end."""
+    in_flight_s: float
+    """The time that a barrier waits behind records in front of a subtask, or that are being written."""
+
+
+ALIGNED, OVERTAKING = Bounds(0.075, 0.5), Bounds(0.02, 0.2)
+"""A barrier that overtakes only waits for the end of a slice, and overtaken records cost storage."""
+HURRIED_SLICE_S = 0.005
+"""The slice while a barrier that has overtaken is under way: several turns of the loop lie on its way."""
+GATHER_S = 0.01
+"""The pause after a poll of a source that gave less than a batch: a turn costs nearly as much with a few records as
+with hundreds."""
+
+
+@dataclass
+class Pace:
+    """The size of the next slice: about *target_s* of work, and *most* records at most.
+
+    >>> pace = Pace(target_s=0.1, size=16, most=2_000)
+    >>> for elapsed_s in (0.001, 0.002, 3.2, 0.05):
+    ...     pace.took(pace.size, elapsed_s)
+    ...     print(pace.size)
+    32
+    64
+    2
+    4
+    """
+
+    target_s: float
+    size: int
+    """Records."""
+    most: int
+    least: int = 1
+    """Records that take no longer than one: a service is asked for all of them at a time."""
+    _cost_s: float = 0.0
+    """The cost of a record in the last slice."""
+
+    def took(self, records: int, elapsed_s: float) -> None:
+        if records:
+            self._cost_s = elapsed_s / records
+            fits = records * self.target_s / max(elapsed_s, 1e-9)
+            self.size = max(self.least, min(int(fits), 2 * self.size, self.most))
+
+    def within(self, hurried: bool) -> int:
+        """The size of the next slice; *hurried*: of `HURRIED_SLICE_S` at most."""
+        if not hurried or self._cost_s * self.size <= HURRIED_SLICE_S:
+            return self.size
+        return max(self.least, int(HURRIED_SLICE_S / self._cost_s))
+
+
+SLICE_AT_FIRST = 4
+"""Each record of a first slice may wait for stored state."""
+SLICE_CAUTIOUS, IN_FLIGHT_CAUTIOUS = 16, 32
+IN_FLIGHT_MIN = 8
+"""The least window of all channels of a shuffle into a subtask. It can double with each round trip."""
+
+
+def slice_pace(*, cautious: bool = False, bounds: Bounds = ALIGNED, least: int = 1) -> Pace:
+    """The pace of an input. *cautious*: it stays small until `most` is raised. *least*: `Pace.least`."""
+    most = SLICE_CAUTIOUS if cautious else BATCH_RECORDS_MAX
+    return Pace(bounds.slice_s, max(SLICE_AT_FIRST, least), max(most, least), least)
+
+
+class TakesRecords(Protocol):
+    """An output of a subtask: a channel, or a sink's writer."""
+
+    @property
+    def room(self) -> int:
+        """The records that it should get now; 0: pause."""
+
+    @property
+    def records(self) -> int:
+        """The records that it got so far."""
+
+
+SHARE_MIN = 1e-3
+SHARE_RECORDS = 1_000
+
+
+@dataclass
+class Outlet:
+    """An output, and the records that it gets for each record that the subtask takes.
+
+    The share is far below 1 if a shuffle sends it few of the keys, and above 1 if operators multiply records. It rises
+    at once, and falls over some `SHARE_RECORDS`.
+    """
+
+    output: TakesRecords
+    share: float = 1.0
+    _sent: int = 0
+
+    @property
+    def room(self) -> int:
+        """The records that the subtask may take."""
+        room = self.output.room
+        return room and max(1, int(room / self.share))
+
+    def fired(self) -> None:
+        """The subtask has put out results without taking records: the share does not count them."""
+        self._sent = self.output.records
+
+    def took(self, records: int) -> None:
+        """The subtask has taken *records* and put out their results."""
+        if not records:
+            return
+        sent, self._sent = self.output.records - self._sent, self.output.records
+        share = max(sent / records, SHARE_MIN)
+        fall = min(1.0, records / SHARE_RECORDS)
+        self.share = share if share > self.share else self.share + (share - self.share) * fall
+
+
+def snapshot_budget_s(records_s: float) -> float:
+    """The time for snapshots in a turn of the loop that spent *records_s* on records: twice that, for no output is
+    visible before the next snapshot is done. It is 20 ms at most, or half of *records_s* if that is more.
+
+    >>> [snapshot_budget_s(each) for each in (0.0, 0.003, 0.006, 0.03, 0.1)]
+    [0.008, 0.008, 0.012, 0.02, 0.05]
+    """
+    return max(0.008, min(2 * records_s, 0.02), records_s / 2)
+
+
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
-
-
-class PacedInput(TaskInput, Protocol):
-    """An input that hands out what its pace allows."""
-
-    def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
-        """The next item: at most *room* records, and few if *hurried*; None: nothing now. A signal needs no room."""
-
-    def processed(self) -> Watermark | None:
-        """The batch just handed out has gone through all operators. Returns the watermark after it, if it is new."""
-
-    def trust(self) -> None:
-        """A barrier has come through: stop being cautious."""
 
 
 @dataclass
@@ -130,7 +239,7 @@ class SourceInput:
     """Takes the watermarks; None: its records have no times."""
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
-    """Sn by checkpoint, until the snapshot takes it."""
+    """Sn by checkpoint, until it is finalized."""
     stopped: bool = False
     held: bool = False
     """Whether to hand out barriers only: a store is behind."""
@@ -159,6 +268,13 @@ class SourceInput:
         self.noted[trigger.frame.checkpoint] = tuple(map(self.decoder.noted, self.reader.positions()))
         self.stopped = trigger.final
         return trigger.frame
+
+    def finalized(self, checkpoint: int) -> None:
+        """Tell the reader, which may tell its server, that nothing before Sn of *checkpoint* is read again."""
+        for older in [each for each in self.noted if each < checkpoint]:
+            del self.noted[older]
+        if (positions := self.noted.pop(checkpoint, None)) is not None:
+            self.reader.finalized(positions)
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:
@@ -224,24 +340,6 @@ class SourceInput:
 
 
 @dataclass
-class ChannelCapture:
-    """The in-flight records of one channel at a snapshot."""
-
-    name: str
-    begun: list[bytes]
-    """The rest of the frame in hand."""
-    behind: Capture
-
-    @property
-    def whole(self) -> bool:
-        """Whether the barrier has come."""
-        return self.behind.whole
-
-    def frames(self) -> Iterator[InFlightFrame]:
-        return (InFlightFrame(self.name, frame) for frame in chain(self.begun, self.behind.frames))
-
-
-@dataclass
 class FramedInput:
     """An input whose batches come in frames."""
 
@@ -303,12 +401,12 @@ class ChannelInput(FramedInput):
     def note(self, order: OrderRuns) -> None:
         order.note(self.name, NOT_A_SOURCE, self.slices.count)
 
-    def capture(self, checkpoint: int) -> ChannelCapture:
+    def capture(self, checkpoint: int) -> InFlightCapture:
         """The records handed out from now on that were sent before barrier *checkpoint*."""
         rest = self.slices.rest
-        return ChannelCapture(
-            self.name, [] if rest is None else [self.codec.encode(rest)], self.channel.capture(checkpoint)
-        )
+        capture = InFlightCapture(self.name, checkpoint, [] if rest is None else [self.codec.encode(rest)])
+        self.channel.capture(capture)
+        return capture
 
     def processed(self) -> None:
         now_s, slices = self.slices.processed(), self.slices
@@ -396,3 +494,10 @@ class RestoredInput(FramedInput):
     def processed(self) -> None:
         self.slices.processed()
         self.waiting -= self.slices.count
+
+
+PacedInput = SourceInput | ChannelInput | RestoredInput
+"""An input that hands out what its pace allows. `next` gives the next item: a batch of so many records at most, and of
+few if *hurried*, or a signal, which needs no room; None: nothing now. `processed` is called once a batch has gone
+through all operators, and returns the watermark after it, if it is new. `trust`: a barrier has come through, stop being
+cautious."""

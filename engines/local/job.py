@@ -20,8 +20,8 @@ from exactlyonce.checkpoint.coordinator import Coordinator, JobState
 from exactlyonce.checkpoint.events import Decided, Verdict
 from exactlyonce.checkpoint.leader import UNTOLD, UPKEEP_INTERVAL_S, Leader
 from exactlyonce.checkpoint.records.manifest import Failure, Manifest
-from exactlyonce.checkpoint.requests import Procedure, TransactionState
-from exactlyonce.checkpoint.restart import RestartStrategy
+from exactlyonce.checkpoint.requests import Procedure, TransactionState, TxnState
+from exactlyonce.checkpoint.settings import RestartStrategy
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages
@@ -84,7 +84,7 @@ class Host(Protocol):
 
     @property
     def workers(self) -> Sequence[HostedWorker]:
-        """Those of the current attempt."""
+        """The workers of the current attempt."""
 
     @property
     def added(self) -> Offsets:
@@ -425,7 +425,7 @@ class Job:
         name = prepared.transactional_id
         if worker not in self.host.workers:
             return
-        if state is None or state.state != "Empty":
+        if state is None or state.state != TxnState.EMPTY:
             shown = state.state if state else "unknown"
             self._feed(events.Failed(f"transaction {name} is {shown} right after its initialisation"))
             return

@@ -17,8 +17,8 @@ from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.options import StateSettings
-from exactlyonce.engines.runtime.notes import Repeated
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import TaskSpec
+from exactlyonce.engines.runtime.faults import Repeated
 
 
 class Start(msgspec.Struct, tag=True, kw_only=True):

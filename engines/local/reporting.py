@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events
 from exactlyonce.engines.local.messages import Progress
-from exactlyonce.engines.runtime.notes import RepeatedNotes
+from exactlyonce.engines.runtime.faults import RepeatedNotes
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5

@@ -22,12 +22,9 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import events
 from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.monitoring.health import STANDBY, WAITING, Health
-from exactlyonce.engines.local.monitoring.metrics import Metrics
-from exactlyonce.engines.local.monitoring.page import Page
-from exactlyonce.engines.local.monitoring.serving import Paths, serving
+from exactlyonce.engines.local.monitoring.page import Page, WaitingNow
+from exactlyonce.engines.local.monitoring.serving import STANDBY, WAITING, Health, Metrics, Paths, serving
 from exactlyonce.engines.local.monitoring.spans import exporting
-from exactlyonce.engines.local.monitoring.waiting import WaitingNow
 from exactlyonce.engines.local.reporting import EventReporter, Report, Reporter, reporter_for
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at

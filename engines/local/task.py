@@ -14,7 +14,7 @@ barriers, and they need no room in a closed channel.
 
 A barrier that overtakes takes its snapshot when it is due, wherever the barriers in the channels are, and without room
 for outputs. Earlier records that are not taken yet are captured, and count for the next interval. See
-docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backpressure.md.
+docs/design/unaligned-checkpoints.md and docs/design/backpressure.md.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.engines.local.channels import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, Channel, LoopChannel
 from exactlyonce.engines.local.inputs import (
-    ChannelCapture,
+    BATCH_RECORDS_MAX,
     ChannelInput,
     FeedbackInput,
+    Outlet,
     PacedInput,
     RestoredInput,
     Slices,
     SourceInput,
+    slice_pace,
 )
 from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet, slice_pace
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
-from exactlyonce.engines.runtime.cut import Cut, Stopwatch
+from exactlyonce.engines.runtime.cut import Cut, InFlightCapture, Stopwatch, WorkerBlocks
 from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
@@ -226,7 +226,7 @@ class Subtask:
             asked = room if goes_round else room_of_new
             while isinstance(item := source.next(asked, hurried=hurried), Watermark):
                 self.alignment.take(source.name)
-                self.operators.advance(source, item)
+                self.operators.advance(source.name, source.port, item)
                 if self.operators.firings:
                     return True
             if item is None:
@@ -312,7 +312,7 @@ class Subtask:
     def _process(self, source: PacedInput, batch: Batch) -> None:
         self.operators.take(source, batch)
         if (watermark := source.processed()) is not None:
-            self.operators.advance(source, watermark)
+            self.operators.advance(source.name, source.port, watermark)
         for outlet in self._outlets:
             outlet.took(len(batch.records))
 
@@ -325,7 +325,7 @@ class Subtask:
             hit("worker-aligned")
             self._snapshot(frame, self._captures(self.alignment.owing(frame.checkpoint), frame.checkpoint))
 
-    def _captures(self, owing: Collection[Hashable], checkpoint: int) -> list[ChannelCapture]:
+    def _captures(self, owing: Collection[Hashable], checkpoint: int) -> list[InFlightCapture]:
         """The records before barrier *checkpoint* of the inputs that owe it."""
         channels = [source for source in self.inputs if isinstance(source, ChannelInput)]
         return [channel.capture(checkpoint) for channel in channels if channel.name in owing]
@@ -364,13 +364,13 @@ class Subtask:
             hit("unaligned-overtaken")
             self._snapshot(frame, self._captures(owing, checkpoint))
 
-    def _snapshot(self, frame: Barrier, captures: Sequence[ChannelCapture]) -> None:
+    def _snapshot(self, frame: Barrier, captures: Sequence[InFlightCapture]) -> None:
         """Take the synchronous part, and begin to write the rest."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
         stopwatch = Stopwatch(self.monotonic_s, self._barrier_s.pop(frame.checkpoint, self.monotonic_s()))
         stopwatch.next_phase()
-        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
+        offsets = tuple(offset for source in self.sources for offset in source.noted[frame.checkpoint])
         left = self.restored.left() if self.restored is not None else []
         cut = self.operators.cut(
             frame.checkpoint,

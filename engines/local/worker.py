@@ -19,15 +19,13 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol
 
-from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.building import WorkerParts, build
+from exactlyonce.engines.local.building import Clients, KafkaClients, WorkerParts, build
 from exactlyonce.engines.local.channels import PeerGone
-from exactlyonce.engines.local.clients import Clients, KafkaClients
-from exactlyonce.engines.local.inputs import SourceTrigger
-from exactlyonce.engines.local.pace import GATHER_S, snapshot_budget_s
+from exactlyonce.engines.local.inputs import GATHER_S, SourceTrigger, snapshot_budget_s
+from exactlyonce.engines.processes import collecting_rarely
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.faults import place_of
 from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
 from exactlyonce.pipeline.failpoints import hit
@@ -253,6 +251,8 @@ class Worker:
                 hit("worker-finalized")
                 for writer in self.parts.writers:
                     writer.finalized(checkpoint)
+                for source in self.parts.sources:
+                    source.finalized(checkpoint)
                 for task in self.parts.subtasks:
                     task.operators.answers.asks_alone = False
             case msg.Hold(held):

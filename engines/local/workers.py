@@ -40,9 +40,9 @@ from exactlyonce.engines.local.messages import (
 )
 from exactlyonce.engines.local.worker import serve
 from exactlyonce.engines.plan import Plan
-from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, OutputLost, made_from
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.sink import AT_MOST_ONCE
 
 T = TypeVar("T")
 Hurried = Callable[[], bool]
@@ -51,7 +51,7 @@ Heard = Callable[[object], None]
 LOOK_INTERVAL_S = 0.05
 """The interval in which a wait looks at `Hurried`."""
 OTHER_FILES = 100
-"""The open files of a coordinator besides those of its workers, generously."""
+"""The open files of a coordinator besides its workers', generously."""
 EXIT_WAIT_S = 5.0
 """The time in which a worker that closed its control channel should end."""
 HANGING_S = 1.0

@@ -1,7 +1,7 @@
 """The activity of a thread: its present place, the cost of each operator, a breath between chunks of a batch.
 
 Invariants: `current` is a tuple and `turned_s` a number, each replaced whole, so that another thread may read them at
-any time. Nothing else is shared. An operator's time excludes that of downstream operators.
+any time. Nothing else is shared. An operator's time excludes the time of downstream operators.
 """
 
 from __future__ import annotations

@@ -18,32 +18,31 @@ from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
-from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, TaskSpec
 from exactlyonce.engines.runtime import (
     expiry,
     in_flight,
     join_operators,
     ordering,
-    revisions,
     timer_operators,
-    window_join_operators,
     window_operators,
 )
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.answers import AnswerCodec, Answers
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import StagedBlocks, SubtaskBlocks, WorkerBlocks, whole_or_halt
-from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
+from exactlyonce.engines.runtime.cut import (
+    Cut,
+    InFlightCapture,
+    StagedBlocks,
+    SubtaskBlocks,
+    WorkerBlocks,
+    whole_or_halt,
+)
 from exactlyonce.engines.runtime.enriching import Enricher, Service
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes, place_of
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.notes import Notes
-from exactlyonce.engines.runtime.order_log import OrderRuns
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.runtime.order_log import AnswerCodec, Answers, OrderRuns
 from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedParts
-from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard, Watermark
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
@@ -62,9 +61,8 @@ from exactlyonce.pipeline.lossy import in_utc
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext, opens_none
-from exactlyonce.state.backend import KeyedState, StateBackend, Table, TimedTable
+from exactlyonce.state.backend import CheckpointedState, KeyedState, StateBackend, Table, TimedTable
 from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.state_type import StateType
 
 _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
@@ -72,9 +70,8 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
 }  # fmt: skip
 """The operators of nothing but the user's function."""
 _OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
-    **window_operators.OPERATORS, **revisions.OPERATORS, **join_operators.OPERATORS, **window_join_operators.OPERATORS,
-    **timer_operators.OPERATORS,
-    **ordering.OPERATORS, **expiry.OPERATORS,
+    **window_operators.OPERATORS, **join_operators.OPERATORS, **timer_operators.OPERATORS, **ordering.OPERATORS,
+    **expiry.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
 
@@ -119,18 +116,13 @@ class TaskIO(Protocol):
         """The key groups whose state *node* may read; None: all that the subtask owns."""
 
 
-class WatermarkInput(Protocol):
-    """The input that a watermark was taken from."""
+class TaskInput(Protocol):
+    """An ordered input of a subtask: some splits of a source, a channel, or restored records."""
 
     @property
     def name(self) -> str: ...
     @property
     def port(self) -> Port | None: ...
-
-
-class TaskInput(WatermarkInput, Protocol):
-    """An ordered input of a subtask: some splits of a source, a channel, or restored records."""
-
     @property
     def push(self) -> Push: ...
 
@@ -148,7 +140,7 @@ class TaskOperators:
     """The receiver of the records of each node."""
     tables: list[KeyedState] = field(default_factory=list)
     dead_letters: dict[str, DeadLetterOutput] = field(default_factory=dict)
-    """Those of each node that has some."""
+    """The dead letters of each node that has some."""
     functions: list[tuple[str, Any]] = field(default_factory=list)
     """The id of each operator with its user function."""
     sinks: list[SinkWriter] = field(default_factory=list)
@@ -160,7 +152,7 @@ class TaskOperators:
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
     answers: Answers = field(default_factory=Answers)
-    """Those of services."""
+    """The answers of services."""
     _now_ms: int = field(default=0, init=False)
     """The time by the clock at the last look."""
     _told_ms: int = field(default=0, init=False)
@@ -195,14 +187,14 @@ class TaskOperators:
         for operator in self.clocked:
             operator.tell_time(now_ms)
 
-    def advance(self, source: WatermarkInput, watermark: Watermark) -> None:
-        """Take *watermark* of *source*; results that it makes due are in `firings` then."""
+    def advance(self, source: str, port: Port | None, watermark: Watermark) -> None:
+        """Take *watermark* of the input *source*; results that it makes due are in `firings` then."""
         self.interrupt()
         self.tell_time(self._now_ms)
         if self.order is not None:
-            self.order.watermark(source.name, watermark)
-        assert source.port is not None, "the assembler has given one to every input with watermarks"
-        source.port.advance(watermark.value, idle=watermark.idle)
+            self.order.watermark(source, watermark)
+        assert port is not None, "the assembler has given one to every input with watermarks"
+        port.advance(watermark.value, idle=watermark.idle)
 
     def interrupt(self) -> None:
         """Others get a turn: note how far the firing under way is, and that what is due is not out."""
@@ -641,12 +633,12 @@ def close_function(function: Any) -> None:
 def sink_output(
     node: Node,
     graph: LogicalGraph,
-    writer: ops.Writer,
+    write: Callable[[Any], None],
     encoder: SinkEncoder,
     activity: Activity | None = None,
     dead_letters: DeadLetterOutput | None = None,
 ) -> ops.SinkOutput:
-    """The operator that encodes the records of sink *node* for *writer*."""
+    """The operator that encodes the records of sink *node* for *write*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
     while producer.kind in (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME):
         producer = graph.node(producer.inputs[0].node)
@@ -654,7 +646,7 @@ def sink_output(
     known = known and node.inputs[0].output != DEAD_LETTERS
     declared = ops.Declared(producer.id, type_) if known else None
     activity = activity or Activity()
-    return ops.SinkOutput(node.id, writer, encoder, declared=declared, activity=activity, dead_letters=dead_letters)
+    return ops.SinkOutput(node.id, write, encoder, declared=declared, activity=activity, dead_letters=dead_letters)
 
 
 class OpenFailed(ExactlyOnceError):

@@ -19,18 +19,17 @@ from itertools import chain
 from typing import Any
 
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S
-from exactlyonce.engines.runtime.answers import AnswerCodec, Answers, FetchFailed
-from exactlyonce.engines.runtime.batch import Batch, shown_origin
-from exactlyonce.engines.runtime.operators import BatchOperator, facts_of, or_skip, record_error
-from exactlyonce.engines.runtime.outage import is_outage
-from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.batch import Batch, facts_of, or_skip, shown_origin
+from exactlyonce.engines.runtime.faults import is_outage, place_of, record_error
+from exactlyonce.engines.runtime.operators import BatchOperator
+from exactlyonce.engines.runtime.order_log import AnswerCodec, Answers, FetchFailed
 from exactlyonce.pipeline.enrich import Calls, Enriched
 from exactlyonce.pipeline.errors import RecordError, Unavailable, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.retries import OF_SERVICE
 from exactlyonce.pipeline.shape import type_name
 
-PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
 """The pause before the first retry, which doubles, and the longest one."""
 
 
@@ -228,7 +227,7 @@ class Enricher(BatchOperator):
         A call for several that fails is made for each half, side by side, and so on down to the records that make it
         fail; not so if that is an outage. A call for one, and an outage, is repeated.
         """
-        pause_s = PAUSE_MIN_S
+        pauses = iter(OF_SERVICE)
         for attempt in range(self.calls.retries + 1):
             answers, failure = await self._outcome(fetch, records, room)
             if failure is None:
@@ -245,8 +244,7 @@ class Enricher(BatchOperator):
                 halves = (records[:middle], place), (records[middle:], place + middle)
                 return [*chain(*await _side_by_side(self._answers(fetch, *half, room) for half in halves))]
             if attempt < self.calls.retries:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                await asyncio.sleep(next(pauses) / 1000)
         if not self.survives(failure):
             raise _Failed(place, len(records), failure)
         return [FetchFailed(type(failure).__name__, f"{text_of(failure)}{place_of(failure)}")]

@@ -1,6 +1,6 @@
 """Operators whose states expire: `ttl=`.
 
-Invariants: whether a record finds its key's state depends on its time and floor, and on those of the records before it,
+Invariants: whether a record finds its key's state depends on its time and floor, and on the records before it,
 alone, unless an input was idle: it counts at the later of both, which no watermark passes. A state is dropped once no
 record can find it, with its slot, and no older block of it counts.
 """
@@ -28,7 +28,7 @@ from exactlyonce.state.state_type import StateType
 S = TypeVar("S")
 
 ENTRIES_MAX = 20_000
-"""The most entries that are in memory alone, but for those of a chunk."""
+"""The most entries that are in memory alone, but for a chunk's."""
 
 
 class Latest(Generic[S]):
@@ -52,7 +52,7 @@ class Latest(Generic[S]):
         moments: Sequence[int],
         dead: Sequence[Any] = (),
     ) -> list[Any]:
-        """The outputs of *fn*, as those of `Table.apply`, for *records*, which count at *moments*.
+        """The outputs of *fn*, as of `Table.apply`, for *records*, which count at *moments*.
 
         A record that *fn* adds to *dead* changes nothing.
         """

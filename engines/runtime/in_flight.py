@@ -4,7 +4,7 @@
     block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
             its envelope has the record schema of each loop as JSON; "frames" in old blocks, or without loops
     list  = msgpack array of references to such blocks, `LISTED_MAX` but for the last; a block too
-    frame = a batch as `engines.runtime.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
+    frame = a batch as `engines.runtime.batch` encodes it;  channel's name = edge, ":", the sender's subtask
 
 A manifest, one record, names the blocks of a log or, if these are more than `NAMED_MAX`, lists of them.
 
@@ -27,10 +27,11 @@ import msgspec
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, RecordPlace
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, is_same, records_in
-from exactlyonce.pipeline import shape, wire
+from exactlyonce.engines.runtime.batch import BatchCodec, is_same, records_in
+from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
+from exactlyonce.pipeline.records import wire_schema
 from exactlyonce.pipeline.schema_evolution import lost, unfit
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.key_groups import common_groups, group_range
@@ -160,7 +161,7 @@ def misfit(written: Any, type_: Any) -> str:
     >>> misfit({"list": "int"}, set[int])
     'set[int] (its items that occur more than once) would be lost'
     """
-    now, name = wire.describe(type_), shape.type_name(type_)
+    now, name = wire_schema(type_), shape.type_name(type_)
     if written == now:
         return ""
     if gone := lost(written, now, name):

@@ -2,7 +2,8 @@
 
 Invariants: the results are a function of times and floors, whatever came first, unless an input was idle. A pair is
 given once, when the later of both arrives; a record without a partner, once the watermark says that none can come.
-`LookupJoiner` goes by arrival.
+`LookupJoiner` goes by arrival. The pairs of a window and key come in the order of their left records, then of their
+right ones, each by (time, topic, partition, offset).
 """
 
 from __future__ import annotations
@@ -10,19 +11,34 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress, repeat
+from itertools import chain, compress, islice, product, repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import coordinates_of, origins_of
+from exactlyonce.engines.runtime.batch import Batch, coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
-from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts, nothing_at
-from exactlyonce.engines.runtime.waiting import UNWRITTEN_MAX, Waiting
+from exactlyonce.engines.runtime.ordering import UNWRITTEN_MAX, Waiting
+from exactlyonce.engines.runtime.timed_operators import (
+    SLICE_KEYS,
+    Due,
+    KeyReader,
+    TimedOperator,
+    TimedParts,
+    nothing_at,
+)
+from exactlyonce.engines.runtime.window_operators import (
+    HoppingWindows,
+    SessionWindows,
+    TumblingWindows,
+    WindowOperator,
+    WindowResults,
+)
+from exactlyonce.pipeline.aggregates import Accumulator
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Node
-from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup
+from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup, Pair, WindowJoin
 from exactlyonce.pipeline.timed import Timed
+from exactlyonce.pipeline.windows import Hopping, Session, Tumbling
 from exactlyonce.state.backend import Table
 
 J = TypeVar("J", IntervalJoin, AsOf)
@@ -179,7 +195,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                     entries = entries[begin : bisect_right(entries, latest, key=_time)]
                 found += [entry for entry in entries if earliest <= entry[0] <= latest]
             if len(found) > 1:
-                found.sort(key=_time)  # those of one time are in order of arrival, wherever they were
+                found.sort(key=_time)  # within one time in order of arrival, wherever they were
             if found:
                 yield place, found
 
@@ -311,13 +327,13 @@ class AsOfJoiner(Joiner[AsOf]):
     _new: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
     """The left records that are in memory alone."""
     _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
-    """Those that the table has, too."""
+    """The waiting records that the table has, too."""
     _begun: list[EarlyLeft] = field(default_factory=list, init=False)
-    """Those of the bucket that a firing is at, in their order."""
+    """The records of the bucket that a firing is at, in their order."""
     _count_begun: int = field(default=0, init=False)
     """How many of these have had their results."""
     _unwritten: list[EarlyLeft] = field(default_factory=list, init=False)
-    """Those of them that the table does not have."""
+    """The records of the bucket that the table does not have."""
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
@@ -363,8 +379,8 @@ class AsOfJoiner(Joiner[AsOf]):
         self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
 
     def _settle_begun(self) -> None:
-        """The table gets those of a bucket that was begun which had no result, and loses those of the last time that
-        had one: those of earlier times are over."""
+        """The table gets the records of a begun bucket that had no result, and loses those of the last time that had
+        one: records of earlier times are over."""
         if not self._count_begun:
             return
         had, left = self._begun[: self._count_begun], self._begun[self._count_begun :]
@@ -547,4 +563,108 @@ def replaced(_: Any, value: Any) -> tuple[Any, None]:
     return value, None
 
 
-OPERATORS: dict[type[Timed], type[Joiner[Any]]] = {IntervalJoin: IntervalJoiner, AsOf: AsOfJoiner}
+WindowEntry = tuple[int, str, int, int, Any]
+"""(time, topic, partition, offset, record)."""
+WindowState = tuple[list[WindowEntry], list[WindowEntry]]
+"""The entries of the left side and of the right side, in order of arrival."""
+_window_turn = itemgetter(0, 1, 2, 3)
+_record_of = itemgetter(4)
+
+
+def _with(state: WindowState | None, given: tuple[int, WindowEntry]) -> WindowState:
+    side, entry = given
+    state = ([], []) if state is None else state
+    state[side].append(entry)
+    return state
+
+
+def _merged(one: WindowState, other: WindowState) -> WindowState:
+    return [*one[LEFT], *other[LEFT]], [*one[RIGHT], *other[RIGHT]]
+
+
+def _copied(state: WindowState) -> WindowState:
+    return [*state[LEFT]], [*state[RIGHT]]
+
+
+_NOTHING = WindowResults(0, 0, (), (), ())
+_BOTH_SIDES = Accumulator(state=WindowState, value=Pair, add=_with, merge=_merged)
+
+
+@dataclass(slots=True)
+class WindowJoiner(Sides, WindowOperator[Any]):
+    """The common part of the operators, one for each kind of window."""
+
+    how: str = field(kw_only=True)
+
+    @classmethod
+    def made(cls, parts: TimedParts) -> WindowJoiner:
+        join = parts.node.timed
+        assert isinstance(join, WindowJoin)
+        return _OF_WINDOW[type(join.window)](
+            *parts.shared,
+            join.window,
+            _BOTH_SIDES,
+            parts.read_keys,
+            _copied,
+            how=join.how,
+        )
+
+    def left(self, batch: Batch) -> None:
+        self(batch)
+
+    def right(self, batch: Batch) -> None:
+        self(batch, right=True)
+
+    def _given(self, batch: Batch, *, right: bool) -> Sequence[Any]:
+        assert batch.times is not None
+        entries = zip(batch.times, *coordinates_of(batch.origins), batch.records, strict=True)
+        return list(zip(repeat(RIGHT if right else LEFT), entries, strict=False))
+
+    def _slices(
+        self, last: int, group: int, starts: Sequence[int], keys: Sequence[bytes], states: Sequence[WindowState]
+    ) -> Iterator[Due[WindowResults]]:
+        pairs = (
+            (start, key, pair)
+            for start, key, state in zip(starts, keys, states, strict=True)
+            for pair in self._pairs(state)
+        )
+        ahead = next(pairs, None)
+        while ahead is not None:
+            some = [ahead, *islice(pairs, min(SLICE_KEYS, self._size) - 1)]
+            ahead = next(pairs, None)
+            own = [key for _, key, _ in some]
+            results = WindowResults(group, last, *zip(*some, strict=True))
+            yield Due(last, len(some), results, len(some), group, own, ahead is None or ahead[1] != own[-1])
+        yield Due(last, 0, _NOTHING, 0, group)
+
+    def _pairs(self, state: WindowState) -> Iterator[Pair[Any, Any]]:
+        lefts, rights = (list(map(_record_of, sorted(entries, key=_window_turn))) for entries in state)
+        if not rights and self.how in ("left", "full"):
+            rights = [None]
+        if not lefts and self.how in ("right", "full"):
+            lefts = [None]
+        return (Pair(left, right) for left, right in product(lefts, rights))
+
+
+@dataclass(slots=True)
+class TumblingJoiner(WindowJoiner, TumblingWindows):
+    """See `TumblingWindows`."""
+
+
+@dataclass(slots=True)
+class HoppingJoiner(WindowJoiner, HoppingWindows):
+    """See `HoppingWindows`."""
+
+
+@dataclass(slots=True)
+class SessionJoiner(WindowJoiner, SessionWindows):
+    """See `SessionWindows`."""
+
+
+_OF_WINDOW: dict[type[Timed], type[WindowJoiner]] = {
+    Tumbling: TumblingJoiner, Hopping: HoppingJoiner, Session: SessionJoiner,
+}  # fmt: skip
+
+OPERATORS: dict[type[Timed], type[TimedOperator[Any]]] = {
+    IntervalJoin: IntervalJoiner, AsOf: AsOfJoiner, WindowJoin: WindowJoiner,
+}  # fmt: skip

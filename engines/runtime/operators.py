@@ -19,85 +19,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
-from exactlyonce.engines.runtime.batch import Batch, Origin, Push, result_of, shown_origin
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.outage import is_outage, pause, retried
-from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push, facts_of, or_skip, shown_origin
+from exactlyonce.engines.runtime.faults import (
+    DeadLetterOutput,
+    declared_at,
+    is_outage,
+    misfit,
+    pause,
+    record_error,
+    retried,
+)
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
     ExactlyOnceError,
-    Facts,
     RecordError,
     Unavailable,
     UserError,
     require_whole,
-    text_of,
 )
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK, ms_of
 from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
-from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.key_groups import subtask_of
-
-
-def facts_of(operator: str, origin: Origin | None) -> Facts:
-    """The facts of an error: the operator and the coordinates of the input record, if known."""
-    facts: dict[str, str | int | None] = {"operator": operator or None}
-    if origin is not None and result_of(origin) is None:
-        facts |= {"topic": origin.topic(), "partition": origin.partition(), "offset": origin.offset()}
-    return {name: fact for name, fact in facts.items() if fact is not None}
-
-
-def record_error(
-    subject: str, operator: str, origin: Origin | None, error: BaseException, *, on: str = ""
-) -> RecordError | Unavailable:
-    """The *error* that a user's function, named *subject*, raised on the record at *origin*; *on*: on what else."""
-    text = text_of(error).removesuffix(".")
-    raised = f"{subject} raised {type(error).__name__}: {text}{place_of(error)}, on {on or shown_origin(origin)}."
-    if is_outage(error):
-        return Unavailable(
-            f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
-            **facts_of(operator, origin),
-        )
-    return RecordError(
-        f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again"
-        f"{or_skip(origin)}.",
-        **facts_of(operator, origin),
-    )
-
-
-def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
-    """The *error* of a sink whose target cannot take the record at *origin*."""
-    if is_outage(error):
-        return record_error(f"The codec of sink {sink!r}", sink, origin, error)
-    kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
-    text = text_of(error).removesuffix(".")
-    return RecordError(
-        f"Sink {sink!r} cannot write {shown_origin(origin)}: {kind}{text}{place_of(error)}. The job has stopped "
-        f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
-        f"before the sink, then run again{or_skip(origin)}.",
-        **facts_of(sink, origin),
-    )
-
-
-def or_skip(origin: Origin | None) -> str:
-    """The advice to leave out the record at *origin*; empty where its number may be another's the next time."""
-    mark = getattr(origin, "mark", None)
-    if origin is None or mark == "" or result_of(origin) is not None:
-        return ""
-    option = f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
-    return f"; or leave the record out: {option}" + (f"@{mark}" if mark else "")
 
 
 @dataclass(slots=True)
@@ -405,6 +359,12 @@ class StateCalls(BatchOperator):
         """Whether the table has a loop of its own for a function that reduces."""
         return False
 
+    def error(self, origin: Origin, error: BaseException) -> RecordError | Unavailable:
+        at = ""
+        if "unpack" in str(error):  # outside of the function, so no line of it is in the traceback
+            at = f": it must return a pair, the state and the output{declared_at(self.fn)}"
+        return record_error(f"Operator {self.id!r}", self.id, origin, error, at=at)
+
     def _runner(
         self, fn: Callable[..., Any], batch: Batch, dead: Sequence[tuple[int, BaseException]]
     ) -> Callable[[slice], list[Any]]:
@@ -633,23 +593,18 @@ def _not_as_declared(declared: Declared, origin: Origin, problem: str) -> Record
     )
 
 
-class Writer(Protocol):
-    """The receiver of encoded outputs: the writer of a sink, or a stand-in."""
-
-    def write(self, outputs: Any, /) -> None: ...
-
-
 @dataclass(slots=True)
 class SinkOutput(BatchOperator):
     """The end of a branch: it encodes records for the writer."""
 
-    writer: Writer
+    write: Callable[[Any], None]
+    """Takes encoded outputs."""
     encoder: SinkEncoder
     declared: Declared | None = field(default=None, kw_only=True)
     """The type of its records; None: unknown."""
     sleep: Callable[[float], None] = field(default=pause, kw_only=True)
     origins: Sequence[Origin] = field(default=(), init=False)
-    """Those of the outputs that are being written."""
+    """The origins of the outputs that are being written."""
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -665,7 +620,7 @@ class SinkOutput(BatchOperator):
         self.activity.leave(self.id, entered_s, len(batch.records))
         if batch.records:
             self.origins = batch.origins
-            self.writer.write(outputs)
+            self.write(outputs)
 
     def _encodable(self, batch: Batch) -> Batch:
         """*batch* without the records that cannot be encoded, which become dead letters."""

@@ -3,25 +3,95 @@
 Invariants: in order of time, the results are a function of the inputs: whether a record is held depends on its time and
 floor alone, and held records are given once, by (time, key group, key, topic, partition, offset). What has expired
 leaves no state, and no word about it in a checkpoint. A held record is either in memory or in the table: there it is
-since a barrier, or since there were too many.
+since a barrier, or since there were too many. Most are due before the next barrier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates, coordinates_of
+from exactlyonce.engines.runtime.batch import Batch, Coordinates, coordinates_of
 from exactlyonce.engines.runtime.operators import chunks
 from exactlyonce.engines.runtime.timed_operators import Due, TimedOperator, TimedParts
-from exactlyonce.engines.runtime.waiting import Waiting, bucket_end
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.timed import Deduplicate, InOrder, Timed
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+UNWRITTEN_MAX = 40_000
+"""The most records that are in memory alone, and not in the table, but for those of a batch: a barrier waits until they
+are written."""
+_BUCKET_BITS = 8
+
+
+def bucket_end(time: int) -> int:
+    """The last ms of the bucket of *time*, which has about a quarter of a second.
+
+    >>> bucket_end(0), bucket_end(255), bucket_end(256), bucket_end(-1)
+    (255, 255, 511, -1)
+    """
+    return time | (1 << _BUCKET_BITS) - 1
+
+
+class Waiting(Generic[T]):
+    """Entries that begin with their time, in ms."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, list[T]] = {}
+        """By the end of the bucket; in order of arrival."""
+        self._ends: list[int] = []
+        """Ascending."""
+        self._count = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether they are to be written before the next barrier."""
+        return self._count > UNWRITTEN_MAX
+
+    @property
+    def last(self) -> list[int]:
+        """The latest time, if there is any."""
+        return [max(entry[0] for entry in self._buckets[end]) for end in self._ends[-1:]]
+
+    def add(self, entries: Collection[T]) -> None:
+        buckets, rest = self._buckets, (1 << _BUCKET_BITS) - 1
+        for entry in entries:
+            end = entry[0] | rest
+            if end in buckets:
+                buckets[end].append(entry)
+            else:
+                buckets[end] = [entry]
+                insort(self._ends, end)
+        self._count += len(entries)
+
+    def ends(self, limit: int) -> list[int]:
+        """The ends of the buckets that may have entries up to *limit*, each at most that."""
+        return [min(end, limit) for end in self._ends[: bisect_right(self._ends, bucket_end(limit))]]
+
+    def take(self, end: int) -> list[T]:
+        """Take out the entries up to *end* of its bucket, in order of arrival."""
+        bucket = bucket_end(end)
+        entries = self._buckets.get(bucket, [])
+        due = entries if end == bucket else [entry for entry in entries if entry[0] <= end]
+        self._count -= len(due)
+        if len(due) < len(entries):
+            self._buckets[bucket] = [entry for entry in entries if entry[0] > end]
+        elif entries:
+            del self._buckets[bucket], self._ends[bisect_left(self._ends, bucket)]
+        return due
+
+    def take_all(self) -> list[T]:
+        """Take out all entries; within a bucket they are in order of arrival."""
+        entries = list(chain.from_iterable(self._buckets.values()))
+        self._buckets, self._ends, self._count = {}, [], 0
+        return entries
+
 
 Held = tuple[str, int, int, Any]
 """The topic, partition and offset of a record, and the record."""
@@ -163,7 +233,7 @@ class Deduplicator(Sorter):
     _last_given: dict[bytes, int] = field(default_factory=dict, init=False)
     """The time of the last record that was given before this firing or in it, by key; of the keys that are due."""
     _given_times: dict[bytes, int] = field(default_factory=dict, init=False)
-    """That of those that this firing has given. The table has it at a barrier, and at the end of the firing."""
+    """The same of this firing alone. The table has it at a barrier, and at the end of the firing."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:

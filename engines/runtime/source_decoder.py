@@ -1,7 +1,7 @@
 """What a source's messages become in one subtask: records, their event times, and the watermark. No I/O, no clock.
 
 Invariants of decoding: a batch is decoded in one pass, in time linear in the messages, and no good record is decoded
-twice. Only what `engines.runtime.outage` calls a bad record is skipped. Every skipped record is counted by partition,
+twice. Only what `engines.runtime.faults` calls a bad record is skipped. Every skipped record is counted by partition,
 and noted.
 
 The floor of a split is the greatest time before its next record, minus the disorder and 1 ms: a record is late if it is
@@ -25,18 +25,31 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.notes import Notes
-from exactlyonce.engines.runtime.operators import facts_of, or_skip, record_error
-from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
-from exactlyonce.engines.runtime.users_code import place_of
+from exactlyonce.engines.runtime.batch import Batch, facts_of, or_skip
+from exactlyonce.engines.runtime.faults import (
+    RETRY_PAUSES_S,
+    DeadLetterOutput,
+    Notes,
+    is_bad_record,
+    is_outage,
+    pause,
+    place_of,
+    record_error,
+)
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
-from exactlyonce.pipeline.moments import LATEST_MS, LIKE_SECONDS, NoTime, ms_of, shown_time
+from exactlyonce.pipeline.event_time import (
+    END_OF_TIME,
+    LATEST_MS,
+    LIKE_SECONDS,
+    NO_FLOOR,
+    NO_WATERMARK,
+    NoTime,
+    ms_of,
+    shown_time,
+)
 from exactlyonce.pipeline.source import EventTime
 
 Runs = Sequence[tuple[int, int]]
@@ -48,12 +61,12 @@ _BLOCK_RECORDS = 100
 
 
 class SourceTimes:
-    """The times of a source's records; *before* are the starts of its splits, those of other subtasks too."""
+    """The times of a source's records; *before* are the starts of its splits, of other subtasks too."""
 
     def __init__(
         self, event_time: EventTime[Any], before: Iterable[SourceOffset] = (), rules: int = LATE_BELOW_LATEST
     ) -> None:
-        """*rules* are those of the interval that is read; see `Manifest.rules`."""
+        """*rules* hold for the interval that is read; see `Manifest.rules`."""
         self._time = event_time.function
         self._idle_ms, self._ahead_ms = event_time.idle_ms, event_time.ahead_ms
         self._below_ms = int(rules >= LATE_BELOW_LATEST)
@@ -83,7 +96,7 @@ class SourceTimes:
     # --- records --------------------------------------------------------------------------------------------------
 
     def times(self, records: Sequence[Any], timestamps: Iterable[int]) -> list[int]:
-        """The time of each of *records*; *timestamps* are those of their messages.
+        """The time of each of *records*; *timestamps* are of their messages.
 
         Raises `NoTime` if one has no usable time, or what the user's function raises.
         """
@@ -152,7 +165,7 @@ class SourceTimes:
     # --- the watermark --------------------------------------------------------------------------------------------
 
     def unsure(self, quiet: Collection[int], now_s: float) -> Collection[int]:
-        """Those of *quiet* whose servers must confirm before `rest` that they have no record: the splits that would
+        """The splits of *quiet* whose servers must confirm before `rest` that they have no record: those that would
         become idle; after a pause of the process every one, for its client may not know yet what came meanwhile."""
         if self._idle_ms is None:
             return ()
@@ -229,7 +242,7 @@ class SourceTimes:
 
 
 def _late(times: Sequence[int], floor: int, behind_ms: int) -> list[int]:
-    """The floor of each late one of *times*, `NO_FLOOR` of the others; *floor* is that of the first.
+    """The floor of each late one of *times*, `NO_FLOOR` of the others; *floor* is the floor of the first.
 
     >>> _late([10, 7, 12, 9, 11], NO_FLOOR, 2) == [NO_FLOOR, 8, NO_FLOOR, 10, NO_FLOOR]
     True

@@ -19,16 +19,15 @@ import msgspec
 
 from exactlyonce.checkpoint.events import LeftOut
 from exactlyonce.engines.runtime.batch import Batch, Origin, floors_of, shown_origin
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import GraphError
-from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.event_time import END_OF_TIME, LATEST_MS, NO_WATERMARK, shown_time
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.state.backend import TimedTable
 
@@ -143,7 +142,7 @@ class TimedOperator(BatchOperator, Generic[R]):
     """The key groups of the table."""
     max_parallelism: int
     firings: list[TimedOperator[Any]] = field(default_factory=list, kw_only=True)
-    """Those of the subtask that have something due, in order: `TaskOperators.firings`."""
+    """The operators of the subtask that have something due, in order: `TaskOperators.firings`."""
     notes: Notes = field(default_factory=Notes, kw_only=True)
     """Gets late records, if nobody else does."""
     timed_by: str = field(default="its source", kw_only=True)
@@ -151,7 +150,7 @@ class TimedOperator(BatchOperator, Generic[R]):
     late_output: str | None = field(default=None, kw_only=True)
     """The side output that gets late records; None: they are left out."""
     late_right_output: str | None = field(default=None, kw_only=True)
-    """Likewise, of those of the second input."""
+    """Likewise, of records of the second input."""
     late: int = field(default=0, init=False)
     """The number of late records."""
     _left_out: int = field(default=0, init=False)
@@ -229,7 +228,7 @@ class TimedOperator(BatchOperator, Generic[R]):
 
     @property
     def due(self) -> list[Watermark]:
-        """The watermark that was passed on, the newest one and, if a firing is under way, that of the firing."""
+        """The watermark that was passed on, the newest one and, if a firing is under way, the firing's."""
         own = Watermark(self.watermark, self.idle)
         return [self.passed_on, self._next or own, *([own] if self.fires else ())]
 

@@ -17,15 +17,14 @@ from heapq import heapify, heappop, heappush
 from itertools import repeat
 from typing import Any
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates, origins_of
-from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks, record_error
+from exactlyonce.engines.runtime.batch import Batch, Coordinates, origins_of
+from exactlyonce.engines.runtime.faults import record_error
+from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks
 from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.errors import RecordError, Unavailable
-from exactlyonce.pipeline.event_time import NO_WATERMARK
+from exactlyonce.pipeline.event_time import LATEST_MS, NO_WATERMARK, shown_time
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.pipeline.moments import LATEST_MS, shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.timers import CLOCK, FOREVER, Batches, CoHandling, Handling, Timers
 from exactlyonce.pipeline.windows import moment
@@ -49,7 +48,7 @@ class HandlerOperator(TimedOperator[Emitted]):
     read_keys: KeyReader
     """Gives the user's keys for canonical ones."""
     state_type: StateType[Any]
-    """That of a key's state alone."""
+    """The type of a key's state alone."""
     has_times: bool = True
     """Whether records have event times."""
     _takers: tuple[Callable[..., Any], ...] = field(init=False)
@@ -316,7 +315,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         (timer_origin,) = origins_of(self.id, [group], [slot])
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
             held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
-            held.sort(key=held_turn)  # of one record, that of the first input comes first
+            held.sort(key=held_turn)  # of one place, the record of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(timer_origin)

@@ -31,20 +31,20 @@ import msgspec
 from fastavro import parse_schema, reader, writer
 
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
 from exactlyonce.engines.savepoints.contents import (
+    KeptEntry,
     LoopEntry,
     Saved,
     SavedFile,
     SavedLoop,
     SavedOperator,
     Savepoint,
+    portions,
 )
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.pipeline.key_types import forms_of
+from exactlyonce.pipeline.keys import key_forms_of
 
 METADATA = "_metadata.json"
 REMOVED = "_removed.json"
@@ -52,6 +52,8 @@ FORMAT = 3
 _WITH_LOOPS, _PLAIN = 2, 1
 _PART = re.compile(r".+-\d+\.avro|aside-[0-9a-f]{16}|probe(-\d+)?(-[0-9a-f]{8})?", re.ASCII)
 """Names of files that an export writes before `_metadata.json`, with temporary ones and probes of the folder."""
+_NAME = re.compile(r"(.+)-(\d+)-[0-9a-f]{8}", re.ASCII)
+"""The name of a savepoint's folder: pipeline, checkpoint and random digits."""
 FILE_BYTES = 16 * 1024 * 1024
 """The approximate size of keys and states in one file, which is made and read as a whole."""
 FILE_RECORDS = 50_000
@@ -155,7 +157,7 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: FileStore) 
         }
         if version == operator.version:  # schemas of older versions are not kept
             metadata["exactlyonce.state_schema"] = msgspec.json.encode(operator.schema).decode()
-        key_forms |= forms_of(entry.key for entry in entries)
+        key_forms |= key_forms_of(entry.key for entry in entries)
         records = [
             {"key_group": entry.group, "key": entry.key, "state": entry.state, "slot": entry.slot} for entry in entries
         ]
@@ -207,6 +209,11 @@ class ExportedSavepoint:
             raise ConfigError(
                 f"The savepoint at {url} was deleted, and that was broken off. `exactlyonce savepoints delete "
                 f"{begun.pipeline} {url}` removes what is left."
+            )
+        if content is None and (below := _savepoints_in(folder)):
+            raise ConfigError(
+                f"There is no savepoint at {url} itself, but in folders of it: give the URL of one.\n"
+                + "\n".join(f"  {url}/{name}" for name in below)
             )
         if content is None:
             raise ConfigError(
@@ -342,10 +349,19 @@ def _removal(folder: FileStore) -> _Removed | None:
     return None
 
 
+def _savepoints_in(folder: FileStore) -> list[str]:
+    """The names of the folders in *folder* that are savepoints, the newest of each pipeline first."""
+    with suppress(ExactlyOnceError):
+        named = [match for name in folder.names_in("") if (match := _NAME.fullmatch(name))]
+        newest_first = sorted(named, key=lambda match: (match[1], -int(match[2])))
+        return [match[0] for match in newest_first if folder.look(f"{match[0]}/{METADATA}") is not None]
+    return []
+
+
 def _checkpoint_named(url: str, pipeline: str) -> int | None:
     """The checkpoint of *pipeline* in the name of *url*; None for another name."""
-    named = re.fullmatch(rf"{re.escape(pipeline)}-(\d+)-[0-9a-f]{{8}}", url.rpartition("/")[2], re.ASCII)
-    return int(named[1]) if named is not None else None
+    named = _NAME.fullmatch(url.rpartition("/")[2])
+    return int(named[2]) if named is not None and named[1] == pipeline else None
 
 
 def _empty(folder: FileStore) -> None:

@@ -19,7 +19,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import run_requests
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.maintenance_leader import short_incarnation
+from exactlyonce.engines.connections import short_incarnation
 from exactlyonce.engines.savepoints.contents import TopicSavepoint
 from exactlyonce.pipeline.errors import ConfigError
 

@@ -31,16 +31,14 @@ from exactlyonce.engines import processes
 from exactlyonce.engines.configuration import absolute, client_from, read_file
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind
-from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedOperator, Savepoint
+from exactlyonce.engines.savepoints.contents import KeptEntry, LoopEntry, Saved, SavedOperator, Savepoint, decoded
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, require_place
-from exactlyonce.engines.savepoints.fitting import state_type_of
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded
+from exactlyonce.engines.savepoints.restoring import state_type_of
 from exactlyonce.engines.savepoints.retained import open_savepoint, require_savepoint
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.errors import ConfigError, RecordError, TopicError
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
-from exactlyonce.pipeline.keys import explained_key, key_groups
+from exactlyonce.pipeline.keys import explained_key, key_groups, key_schema
 from exactlyonce.pipeline.names import nearest, setting
 from exactlyonce.pipeline.positions import BEGINNING, LATEST_OFFSET, START, Group, Position
 from exactlyonce.pipeline.shape import Form, Shape, shape_of
@@ -86,7 +84,7 @@ class _Typed:
     def __init__(self, type_: Any) -> None:
         self._type = type_
         self._of_json = msgspec.json.Decoder(type_).decode
-        has_records = type_ is not Any and b'"fields"' in msgspec.json.encode(key_types.described(type_))
+        has_records = type_ is not Any and b'"fields"' in msgspec.json.encode(key_schema(type_))
         self._shape = shape_of(type_) if has_records else None
         """The type, if values may have records, whose unknown fields would go unnoticed."""
 
@@ -116,7 +114,7 @@ class RowType:
             )
         self.node, self.state_type = node, state_type_of(node, drops_fields=False)
         self.type = node.kept.type
-        self.key_type = Any if key_types.described(node.key_type) is None else node.key_type
+        self.key_type = Any if key_schema(node.key_type) is None else node.key_type
         self._key, self._state = _Typed(self.key_type), _Typed(self.type)
 
     def read(self, row: Any) -> tuple[bytes, bytes]:
@@ -356,7 +354,7 @@ def write_state(
       *base* it has to be given.
     - *base*: a savepoint of the pipeline, its number or the URL of an exported one. All that *states* do not replace
       is taken from it, and its offsets, unless they are given.
-    - *bootstrap_servers*, *kafka*, *config*: as those of `Pipeline.run`.
+    - *bootstrap_servers*, *kafka*, *config*: as of `Pipeline.run`.
 
     Raises `RecordError` for a row that does not fit the types of its operator, with its number and the field, and for a
     key that comes twice; `ConfigError` for an operator that the pipeline does not have, or keeps by time, for a

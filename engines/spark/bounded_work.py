@@ -1,6 +1,6 @@
 """Bounded work on a program's Spark session: backfill, catch-up, audit, replay and diff, as the commands do them.
 
-Invariant: settings are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
+Invariant: settings are `Pipeline.run`'s, with the same errors; the session is neither changed nor ended.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from msgspec import Meta
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.audit.audit import SHOWN as FINDINGS_SHOWN
-from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
+from exactlyonce.engines.bounded.audit import SHOWN as FINDINGS_SHOWN
+from exactlyonce.engines.bounded.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.diff import SHOWN, Diff, DiffReport
-from exactlyonce.engines.bounded.replay.expected import ExpectedOutput
-from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
-from exactlyonce.engines.bounded.submit import Executors
+from exactlyonce.engines.bounded.recompute import ExpectedOutput
+from exactlyonce.engines.bounded.reproduce import Replay, Replayed
+from exactlyonce.engines.bounded.stages import Executors
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import RunOptions, settings_of_bounded_work
 from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns
 from exactlyonce.engines.spark.session import refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, refuse_while_importing, resolved
+from exactlyonce.pipeline.loading import Loaded, cell_file, refuse_while_importing, resolved
 from exactlyonce.pipeline.names import nearest
-from exactlyonce.pipeline.notebook import cell_file
 from exactlyonce.pipeline.positions import TO
 from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
 from exactlyonce.pipeline.sizes import counted
@@ -219,7 +218,7 @@ def audit(
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
     The report has at most *shown* findings, and counts the others.
-    *params* are as those of `backfill`. *settings* say which cluster. A running
+    *params* are as of `backfill`. *settings* say which cluster. A running
     pipeline runs on.
     """
     _check(spark, staging, progress, first=first, last=last, ignore_foreign=ignore_foreign, shown=shown)

@@ -16,9 +16,8 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from exactlyonce.engines.bounded.replay.expected import ExpectedLane
-from exactlyonce.engines.bounded.unit.lanes import Origin, batches_of
-from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFiles
+from exactlyonce.engines.bounded.recompute import ExpectedLane
+from exactlyonce.engines.bounded.unit.staging import Origin, OutputBatch, OutputFile, StagedFiles, batches_of
 from exactlyonce.engines.spark.source.record_columns import HEADERS
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, column
 from exactlyonce.pipeline.errors import ConfigError, RecordError, text_of

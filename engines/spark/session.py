@@ -1,4 +1,4 @@
-"""The Spark session of the commands: the program's own, that of spark-submit, or an embedded one.
+"""The Spark session of the commands: the program's own, spark-submit's, or an embedded one.
 
 Invariants: a session that is not ours is neither changed nor stopped; settings of spark-submit stay. Only
 `SparkSession` is used, so that Spark Connect works. Speculation, a missing Java and a missing PySpark are refused.
@@ -7,6 +7,7 @@ Invariants: a session that is not ours is neither changed nor stopped; settings 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exactlyonce.connectors.embedded.java import java_version
+from exactlyonce.connectors.embedded.programs import java_version
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 
@@ -64,7 +65,7 @@ _TRACE = ("at ", "Traceback ", "...", "During handling", "The above exception")
 def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | None = None) -> Iterator[SparkSession]:
     """The program's session; else one that is stopped at the end.
 
-    *master*: its URL, or that of a Connect server (`sc://...`); None: spark-submit's, else this machine. The stderr of
+    *master*: its URL, `sc://...` of a Connect server; None: spark-submit's, else this machine. The stderr of
     Spark and its JVM goes to the file *log*, if any, and never to ours. *name* is Spark's name of an embedded session.
     """
     sessions = _session_class()
@@ -77,12 +78,30 @@ def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | 
             )
         yield theirs
         return
-    spark = _started(sessions.builder, master, conf, name, log or Path(os.devnull))
+    with py4j_unlogged():
+        spark = _started(sessions.builder, master, conf, name, log or Path(os.devnull))
+        try:
+            yield spark
+        finally:
+            with suppress(Exception):  # py4j may raise anything once the JVM is gone: then it has stopped
+                spark.stop()
+
+
+@contextmanager
+def py4j_unlogged() -> Iterator[None]:
+    """Nothing of py4j is logged in the block: it would log a traceback when a signal ends the work."""
+    root, own = logging.getLogger(), logging.getLogger("py4j")
+
+    def is_others(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts  # it logs by the root logger, too
+
+    before, own.propagate = own.propagate, False
+    root.addFilter(is_others)
     try:
-        yield spark
+        yield
     finally:
-        with suppress(Exception):  # py4j may raise anything once the JVM is gone: then it has stopped
-            spark.stop()
+        root.removeFilter(is_others)
+        own.propagate = before
 
 
 def is_chosen() -> bool:
@@ -189,7 +208,7 @@ def is_stopped(spark: SparkSession) -> bool:
 
 
 def runs_here(spark: SparkSession) -> bool:
-    """Whether all tasks run on this machine; those of a Connect server may be elsewhere."""
+    """Whether all tasks run on this machine; tasks of a Connect server may be elsewhere."""
     return not is_connect(spark) and is_local(spark.conf.get("spark.master", "") or "")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from exactlyonce.engines.bounded.submit import (
+from exactlyonce.engines.bounded.stages import (
     Executors,
     Submit,
     UnitsDone,

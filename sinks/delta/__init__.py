@@ -1,4 +1,4 @@
-"""Delta Lake, by deltalake (delta-rs): `sink` describes, `table` writes and commits, `ledger` is kept as transactions.
+"""Delta Lake, by deltalake (delta-rs): `sink` describes, `table` writes and commits.
 
 May import what `sinks` may import; only `table` imports deltalake.
 """

@@ -6,17 +6,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.sizes import Size, byte_count
-from exactlyonce.sinks.committer import Committer, CommitterContext
+from exactlyonce.pipeline.sizes import Size
+from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
-from exactlyonce.sinks.lake.description import LakeSink, property_problems, sink_name, writer_id
-from exactlyonce.sinks.lake.table import DELTA
-from exactlyonce.sinks.writer import Opened, WriterContext
+from exactlyonce.sinks.lake.sink import LakeSink, property_problems, sink_name, writer_id
+from exactlyonce.sinks.lake.table import Lake, StagedFiles
+from exactlyonce.sinks.writer import SinkEncoder, WriterContext
 
 T = TypeVar("T")
 _LOGIN = re.compile("://[^@]*:[^@]*@")
@@ -38,6 +37,9 @@ class DeltaSink(LakeSink[T], Generic[T]):
       ``file:/path``, and one with a secret must be.
     - *roll_bytes*: the size of rows in memory at which a subtask writes them as files, before its interval ends.
     """
+
+    kind: ClassVar[str] = "delta"
+    library: ClassVar[str] = "deltalake"
 
     path: str | os.PathLike[str]
     _: KW_ONLY
@@ -83,36 +85,24 @@ class DeltaSink(LakeSink[T], Generic[T]):
         described = {"sink": "delta", "path": self.path, "mode": self.mode, "key": list(self.key)}
         return {**described, "value": shape.describe(type_)}
 
-    def open_committer(self, context: CommitterContext) -> Committer:
-        with self._needing():
-            from exactlyonce.sinks.delta import ledger
-            from exactlyonce.sinks.delta.table import DeltaLake, TablePlace
-            from exactlyonce.sinks.lake.committer import LakeCommitter
+    def _open_lake(self, context: CommitterContext) -> tuple[Lake, str]:
+        with self._needing_library():
+            from exactlyonce.sinks.delta.table import DeltaLake, TablePlace, ledger_application
 
-        app = ledger.application(context.pipeline, context.sink)
+        app = ledger_application(context.pipeline, context.sink)
         place = TablePlace(self.place, self.storage_options)
         lake = DeltaLake(place, columns_of(context.type), app, sink_name(context), self.key, create=self.create)
-        return LakeCommitter(context, lake, DELTA, f"the transactions {app!r} of table {self.path}")
+        return lake, f"the transactions {app!r} of table {self.path}"
 
-    def open_writer(self, context: WriterContext) -> Opened:
-        """See `Writable`; the table is loaded, for its columns and partitions."""
-        with self._needing():
+    def _open_files(self, context: WriterContext) -> tuple[StagedFiles, SinkEncoder]:
+        with self._needing_library():
             from exactlyonce.sinks.delta.table import DeltaChanges, DeltaFiles, DeltaRows, TablePlace
-            from exactlyonce.sinks.lake.writer import LakeWriter
 
         place = TablePlace(self.place, self.storage_options)
         with place.explained():
             table = place.load()
             rows = DeltaRows(columns_of(context.type), table, place.path)
         folder, writer = sink_name(context), writer_id(context)
-        files = (
-            DeltaFiles(place, rows.partition_by, folder, writer)
-            if not self.key
-            else DeltaChanges(place, folder, writer)
-        )
-        return Opened(
-            LakeWriter(context.sink, context.subtask, DELTA, files, byte_count(self.roll_bytes), context.note), rows
-        )
-
-    def _needing(self) -> Any:
-        return needing("delta", "deltalake", f"DeltaSink({self.path!r})")
+        if self.key:
+            return DeltaChanges(place, folder, writer), rows
+        return DeltaFiles(place, rows.partition_by, folder, writer), rows

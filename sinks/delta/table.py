@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
@@ -33,24 +35,26 @@ from exactlyonce.connectors import refusals
 from exactlyonce.connectors.filestore.local import local_path, sync
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks.delta import ledger as ledgers
-from exactlyonce.sinks.delta import s3
 from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
-from exactlyonce.sinks.lake.columns import TableRows, matched
-from exactlyonce.sinks.lake.description import refers
-from exactlyonce.sinks.lake.keyed import last_of_each
-from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
+from exactlyonce.sinks.lake.columns import TableRows, last_of_each, matched
+from exactlyonce.sinks.lake.sink import refers
 from exactlyonce.sinks.lake.table import (
+    BEGUN,
     NO_BUCKET,
     RIGHTS,
     Conflict,
     StagedInterval,
+    StagedNames,
     changed,
+    decode_begun,
+    encode_begun,
     gone,
     has_no_bucket,
     is_denied,
+    left_over,
+    parts_of,
 )
 from exactlyonce.sinks.ledger import SinkLedger
 
@@ -66,7 +70,7 @@ FEATURES = {
 }  # fmt: skip
 """Features of tables that an added file of plain Parquet agrees with; invariants only while there are none."""
 NOT_MERGED = {"appendOnly", "deletionVectors"}
-"""Those of them that exclude merges by delta-rs."""
+"""Features that exclude merges by delta-rs."""
 _OWN_RULES = re.compile(r"delta\.(constraints\.|columnMapping\.mode$|identity|generationExpression|invariants)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CAUSE = "↳"
@@ -92,7 +96,7 @@ class StagedList(msgspec.Struct, frozen=True, kw_only=True):
     partition_by: tuple[str, ...]
     rows: int
     parts: int = 0
-    """See `lake.staging`."""
+    """See `lake.table`."""
 
 
 encode_body = msgspec.msgpack.Encoder().encode
@@ -111,7 +115,7 @@ class TablePlace:
     @property
     def options(self) -> dict[str, str]:
         """The storage options, with secrets looked up anew."""
-        limits = s3.LIMITS if s3.is_s3(self.path) else {}
+        limits = S3_LIMITS if is_s3(self.path) else {}
         return {**limits, **self._given, **self._secrets()}
 
     def _secrets(self) -> dict[str, str]:
@@ -137,8 +141,8 @@ class TablePlace:
 
         It keeps the secrets of its connection, so another one is made after each error.
         """
-        if s3.is_s3(self.path):
-            return s3.file_system(self.path, self.options)
+        if is_s3(self.path):
+            return s3_file_system(self.path, self.options)
         return DeltaFileSystemHandler(self.path, self.options)
 
     def away(self) -> StoreUnavailable:
@@ -172,7 +176,7 @@ class TablePlace:
 
     def names_in(self, folder: str) -> list[str]:
         """The names of the files in a folder; none if it is missing."""
-        if s3.is_s3(self.path):
+        if is_s3(self.path):
             found = self.files.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
         else:
             found = self.files.get_file_info_selector(folder, True, False)
@@ -224,7 +228,7 @@ class TablePlace:
         if isinstance(error, DeltaProtocolError):
             return refusals.refused(where, text, "Write it with another program, or make a table without the feature.")
         if is_denied(error):
-            advice = f", in S3 {RIGHTS}" if s3.is_s3(self.path) else ""
+            advice = f", in S3 {RIGHTS}" if is_s3(self.path) else ""
             return refusals.refused(where, text, f"Give this user the right to read and write its folder{advice}.")
         if has_no_bucket(error):
             return refusals.refused(where, NO_BUCKET, "Create it, or correct the path.")
@@ -286,7 +290,7 @@ def columns_of_table(table: DeltaTable) -> Any:
 
 
 class DeltaLake:
-    """See `Lake`. *app*: the name of the ledger; *folder*: that of the sink's staged files; *key*: columns by which
+    """See `Lake`. *app*: the name of the ledger; *folder*: of the sink's staged files; *key*: columns by which
     rows are replaced, or none to append."""
 
     def __init__(
@@ -336,7 +340,7 @@ class LoadedDelta:
 
     def __init__(self, lake: DeltaLake, table: DeltaTable) -> None:
         self._lake, self._table = lake, table
-        self.ledger = ledgers.read(lake.app, table.transaction_version)
+        self.ledger = read_ledger(lake.app, table.transaction_version)
         self.growth = ""  # the log has checkpoints, and expires by itself
 
     def commit(self, ledger: SinkLedger, staged: Sequence[bytes], checkpoint: int) -> None:
@@ -346,7 +350,7 @@ class LoadedDelta:
             properties = CommitProperties(
                 custom_metadata={"exactlyonce": f"{lake.app} checkpoint {checkpoint}"},
                 max_commit_retries=0,
-                app_transactions=[Transaction(*change) for change in ledgers.changes(lake.app, self.ledger, ledger)],
+                app_transactions=[Transaction(*change) for change in ledger_changes(lake.app, self.ledger, ledger)],
             )
             listed = [(body, decode_files(lake.place.read(body.path, body.size))) for body in bodies]
             if bodies:
@@ -429,7 +433,7 @@ class DeltaRows(TableRows):
 
 
 class DeltaFiles:
-    """See `StagedFiles`. *folder* is that of the sink's staged files."""
+    """See `StagedFiles`. *folder* has the sink's staged files."""
 
     def __init__(self, place: TablePlace, partition_by: Sequence[str], folder: str, writer: WriterId) -> None:
         self._place, self._partition_by, self._name = place, tuple(partition_by), f"{folder}-{writer}"
@@ -547,3 +551,107 @@ def _bound(value: Any, *, up: bool) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, int | str) else None
+
+
+# --- S3 ---------------------------------------------------------------------------------------------------------------
+
+S3_LIMITS = {"timeout": "30s", "retry_timeout": "60s", "max_retries": "3"}
+"""How long delta-rs waits for a store that does not answer, unless an option says otherwise. A repeated commit is
+refused: it puts a file that must not exist."""
+_CONNECT_TIMEOUT_S, _REQUEST_TIMEOUT_S, _ATTEMPTS_MAX = 5, 20, 3
+_ENDPOINTS = ("endpoint", "endpoint_url", "endpoint_url_s3")
+
+
+def is_s3(address: str) -> bool:
+    """Whether *address* names a bucket of S3.
+
+    >>> is_s3("s3://lake/totals"), is_s3("/s3/totals")
+    (True, False)
+    """
+    return urlsplit(address).scheme in ("s3", "s3a")
+
+
+def s3_file_system(address: str, options: Mapping[str, str]) -> Any:
+    """The file system below *address*. An option that is not given has the source of every AWS client."""
+    settings = {**_aws_settings(os.environ), **_aws_settings(options)}
+    endpoint = urlsplit(next((settings[name] for name in _ENDPOINTS if name in settings), ""))
+    store = pa_fs.S3FileSystem(
+        access_key=settings.get("access_key_id"), secret_key=settings.get("secret_access_key"),
+        session_token=settings.get("session_token", settings.get("token")),
+        region=settings.get("region", settings.get("default_region")),
+        endpoint_override=endpoint.netloc or None, scheme=endpoint.scheme or "https",
+        force_virtual_addressing=settings.get("virtual_hosted_style_request", "").lower() == "true",
+        connect_timeout=_CONNECT_TIMEOUT_S, request_timeout=_REQUEST_TIMEOUT_S,
+        retry_strategy=pa_fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS_MAX),
+    )  # fmt: skip
+    parts = urlsplit(address)
+    return pa_fs.SubTreeFileSystem(f"{parts.netloc}{parts.path}".rstrip("/"), store)
+
+
+def _aws_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """The settings of AWS, by their names without its prefix.
+
+    >>> _aws_settings({"AWS_REGION": "eu-west-1", "aws_endpoint_url": "http://127.0.0.1:9000", "HOME": "/"})
+    {'region': 'eu-west-1', 'endpoint_url': 'http://127.0.0.1:9000'}
+    """
+    lower = {name.lower(): value for name, value in options.items()}
+    return {name.removeprefix("aws_"): value for name, value in lower.items() if name.startswith("aws_")}
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+
+_CHUNK_BYTES = 7
+"""A number has 63 bits."""
+_VersionOf = Callable[[str], int | None]
+
+
+def ledger_application(pipeline: str, sink: str) -> str:
+    """The name of the first of the ledger's transaction identifiers, which are an application's name and a number.
+
+        exactlyonce/<pipeline>/<sink>              the incarnation that may commit
+        exactlyonce/<pipeline>/<sink>/origin       the length of the checkpoint topic's id, in bytes
+        exactlyonce/<pipeline>/<sink>/origin/<n>   seven of these bytes, as a number
+        exactlyonce/<pipeline>/<sink>/subtasks     one more than the highest subtask
+        exactlyonce/<pipeline>/<sink>/<subtask>    its checkpoint
+
+    Every commit of ours writes the first one, so any two of one sink conflict; the table keeps the newest of each,
+    without end, for none has a time. No name of a pipeline or sink has a slash in it.
+    """
+    return f"exactlyonce/{pipeline}/{sink}"
+
+
+def read_ledger(app: str, version_of: _VersionOf) -> SinkLedger:
+    """The ledger under the name *app*.
+
+    >>> ledger = SinkLedger(incarnation=3, origin="a longer topic id", checkpoints={0: 7, 2: 9})
+    >>> read_ledger("a", dict(ledger_changes("a", SinkLedger(), ledger)).get) == ledger
+    True
+    >>> dict(ledger_changes("a", ledger, SinkLedger(incarnation=3, origin=ledger.origin, checkpoints={0: 8, 2: 9})))
+    {'a': 3, 'a/0': 8}
+    """
+    incarnation = version_of(app)
+    if incarnation is None:
+        return SinkLedger()
+    length = version_of(f"{app}/origin") or 0
+    chunks = [version_of(f"{app}/origin/{number}") or 0 for number in range(-(-length // _CHUNK_BYTES))]
+    origin = b"".join(chunk.to_bytes(_CHUNK_BYTES, "little") for chunk in chunks)[:length].decode()
+    versions = {subtask: version_of(f"{app}/{subtask}") for subtask in range(version_of(f"{app}/subtasks") or 0)}
+    checkpoints = {subtask: checkpoint for subtask, checkpoint in versions.items() if checkpoint is not None}
+    return SinkLedger(incarnation=incarnation, origin=origin, checkpoints=checkpoints)
+
+
+def ledger_changes(app: str, before: SinkLedger, after: SinkLedger) -> Iterator[tuple[str, int]]:
+    """The transactions of a commit that replaces *before* with *after*."""
+    yield app, after.incarnation
+    if after.origin != before.origin:
+        origin = after.origin.encode()
+        yield f"{app}/origin", len(origin)
+        for number in range(-(-len(origin) // _CHUNK_BYTES)):
+            chunk = origin[number * _CHUNK_BYTES : (number + 1) * _CHUNK_BYTES]
+            yield f"{app}/origin/{number}", int.from_bytes(chunk, "little")
+    subtasks = max(after.checkpoints, default=-1) + 1
+    if subtasks > max(before.checkpoints, default=-1) + 1:
+        yield f"{app}/subtasks", subtasks
+    for subtask, checkpoint in after.checkpoints.items():
+        if checkpoint != before.checkpoints.get(subtask):
+            yield f"{app}/{subtask}", checkpoint

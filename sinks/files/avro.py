@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import fastavro
 
+from exactlyonce.connectors.filestore.store import NewFile
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType
 from exactlyonce.sinks.files.columns import Column, columns_of, plain
-from exactlyonce.sinks.files.format import ByteFile
 
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
 """The type of every decimal, as in Parquet."""
@@ -106,7 +106,7 @@ class Avro:
         """The rows, joined."""
         return EncodedRows(sum(rows for rows, _ in contents), b"".join(data for _, data in contents))
 
-    def open(self, file: ByteFile) -> AvroFile:
+    def open(self, file: NewFile) -> AvroFile:
         """A new file."""
         return AvroFile(file, self._schema)
 
@@ -114,7 +114,7 @@ class Avro:
 class AvroFile:
     """A file of blocks: the number of its rows, its size, its rows deflated, and the file's own mark."""
 
-    def __init__(self, file: ByteFile, schema: Any) -> None:
+    def __init__(self, file: NewFile, schema: Any) -> None:
         self._file, self._sync = file, secrets.token_bytes(SYNC_BYTES)
         header = BytesIO()
         fastavro.writer(header, schema, [], codec="deflate", sync_marker=self._sync)

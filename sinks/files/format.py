@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from exactlyonce.connectors.filestore.store import NewFile
 from exactlyonce.sinks.files import partitions
 from exactlyonce.sinks.sql.fields import RowField
 
@@ -34,17 +35,6 @@ class RowsFile(Protocol):
         """Complete the file."""
 
 
-class ByteFile(Protocol):
-    """The output of a `RowsFile`."""
-
-    closed: bool
-
-    def write(self, content: Any, /) -> int: ...
-    def tell(self) -> int: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class FileFormat(Protocol):
     """A format, for records of one type, some of whose fields are in the folders' names."""
 
@@ -59,7 +49,7 @@ class FileFormat(Protocol):
     def joined(self, contents: list[Any], /) -> Any:
         """Encoded rows joined in memory of their own, so that the batches they came from can be freed."""
 
-    def open(self, file: ByteFile, /) -> RowsFile:
+    def open(self, file: NewFile, /) -> RowsFile:
         """A new file."""
 
 
@@ -108,7 +98,7 @@ class JsonLines:
         """The lines, joined."""
         return b"".join(contents)
 
-    def open(self, file: ByteFile) -> LinesFile:
+    def open(self, file: NewFile) -> LinesFile:
         """A new file."""
         return LinesFile(file)
 
@@ -121,7 +111,7 @@ def _trimmed(lines: bytes) -> bytes:
 class LinesFile:
     """A file of lines."""
 
-    def __init__(self, file: ByteFile) -> None:
+    def __init__(self, file: NewFile) -> None:
         self._file = file
 
     def write(self, contents: list[bytes]) -> None:

@@ -44,6 +44,10 @@ class WriterId(NamedTuple):
         match = _STAGED.match(name)
         return cls(int(match[1]), int(match[2]), int(match[3]), match[4]) if match else None
 
+    def is_before(self, incarnation: int, attempt: int) -> bool:
+        """Whether it is of an older attempt than that one."""
+        return (self.incarnation, self.attempt) < (incarnation, attempt)
+
     def uploaded_name(self, number: int, suffix: str) -> str:
         """The name of a file whose upload begins before its checkpoint is known."""
         return f"part-{self.incarnation:06d}.{self.attempt:03d}-{self.subtask:03d}-{self.token}-{number:06d}.{suffix}"

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exactlyonce.connectors.filestore.store import NewFile
 from exactlyonce.pipeline.shape import Form, Shape
 from exactlyonce.sinks.files.columns import Column, columns_of, plain
-from exactlyonce.sinks.files.format import ByteFile
 
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
 """The type of every decimal, as Spark's default."""
@@ -108,7 +108,7 @@ class Parquet:
         columns = [pa.concat_arrays(arrays) for arrays in zip(*(batch.columns for batch in contents), strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def open(self, file: ByteFile) -> ParquetFile:
+    def open(self, file: NewFile) -> ParquetFile:
         """A new file."""
         return ParquetFile(file, self.schema)
 
@@ -123,7 +123,7 @@ def _require_single(name: str, values: Sequence[Any]) -> None:
 class ParquetFile:
     """A file of row groups."""
 
-    def __init__(self, file: ByteFile, schema: Any) -> None:
+    def __init__(self, file: NewFile, schema: Any) -> None:
         self._schema = schema
         self._writer = pq.ParquetWriter(file, schema)
 

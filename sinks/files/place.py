@@ -1,6 +1,6 @@
 """The target of a file sink: a `FileStore`, with the hidden folder of one sink, its staged files, and published ones.
 
-Paths are strings with slashes: those of the hidden folder are below `root`, those of published files below `target`.
+Paths are strings with slashes: in the hidden folder below `root`, of published files below `target`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import is_url, storage_url
-from exactlyonce.connectors.filestore.store import NewFile, Retries, Upload, WaitingFile, WaitingFileGone
-from exactlyonce.connectors.filestore.urls import store_of
+from exactlyonce.connectors.filestore.store import NewFile, Retries, Upload, WaitingFile, WaitingFileGone, store_of
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, StoreError, StoreUnavailable
 from exactlyonce.sinks.files.layout import HIDDEN, STAGED, TEMPORARY, StagedList, WriterId, decode_staged
 
@@ -150,7 +149,7 @@ class Place:
     # --- published files
 
     def waiting(self, files: Iterable[WaitingFile]) -> list[WaitingFile]:
-        """Those of *files* that are still to be published; the others are. Raises if one cannot be, `WaitingFileGone`
+        """The *files* that are still to be published; the others are. Raises if one cannot be, `WaitingFileGone`
         among others; publishes none."""
         return self.store.waiting(self._staged, files)
 

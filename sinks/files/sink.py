@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeVar
 
-from exactlyonce.connectors.filestore.urls import path_problems
+from exactlyonce.connectors.filestore.store import path_problems
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE, StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink, StoreDelivery
 from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions
@@ -25,8 +24,7 @@ from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
 from exactlyonce.sinks.files.place import Place
-from exactlyonce.sinks.files.staging import Rolling, StagedFiles, drop_older
-from exactlyonce.sinks.files.writer import FilesWriter
+from exactlyonce.sinks.files.writer import FilesWriter, StagedFiles, drop_older
 from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.writer import Opened, WriterContext
 
@@ -147,11 +145,12 @@ class FileSink(Sink[T]):
         format_ = self._format(context.type)
         interval_ms = None if self.roll_interval is None else duration_ms(self.roll_interval)
         files = StagedFiles(
-            place,
-            WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8)),
-            format_,
-            Rolling(size=byte_count(self.roll_bytes), interval_ms=interval_ms),
-            context.clients.clock,
+            place=place,
+            writer=WriterId(context.incarnation, context.attempt, context.subtask, secrets.token_hex(8)),
+            format=format_,
+            roll_bytes=byte_count(self.roll_bytes),
+            roll_interval_ms=interval_ms,
+            clock=context.clients.clock,
         )
         publish = None if self.stages else place.publish_all
         encoder = PartitionedEncoder(self._partition_fields(context.type), format_, os.fspath(self.path))

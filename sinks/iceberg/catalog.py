@@ -17,7 +17,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks.lake.description import refers
+from exactlyonce.sinks.lake.sink import refers
 from exactlyonce.sinks.lake.table import NO_BUCKET, RIGHTS, Conflict, has_no_bucket, is_denied
 
 ANSWER_TIMEOUT_S = 30

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.sizes import Size, byte_count
-from exactlyonce.sinks.committer import Committer, CommitterContext
+from exactlyonce.pipeline.sizes import Size
+from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files.columns import columns_of
-from exactlyonce.sinks.lake.description import LakeSink, property_problems, sink_name, writer_id
-from exactlyonce.sinks.lake.table import ICEBERG
-from exactlyonce.sinks.writer import Opened, WriterContext
+from exactlyonce.sinks.lake.sink import LakeSink, property_problems, sink_name, writer_id
+from exactlyonce.sinks.lake.table import Lake, StagedFiles
+from exactlyonce.sinks.writer import SinkEncoder, WriterContext
 
 T = TypeVar("T")
 _FROM_ROOT = re.compile(r"/|[a-z][a-z0-9+.-]*:")
@@ -35,6 +34,9 @@ class IcebergSink(LakeSink[T], Generic[T]):
     - *create*: create the table, and its namespace, if it is missing, with the fields of the record's type as columns.
     - *roll_bytes*: the size of rows in memory at which a subtask writes them as files, before its interval ends.
     """
+
+    kind: ClassVar[str] = "iceberg"
+    library: ClassVar[str] = "pyiceberg"
 
     table: str
     _: KW_ONLY
@@ -73,27 +75,22 @@ class IcebergSink(LakeSink[T], Generic[T]):
             "value": shape.describe(type_),
         }
 
-    # --- committer and writer ---------------------------------------------------------------------------------------
-
-    def open_committer(self, context: CommitterContext) -> Committer:
-        with self._needing():
+    def _open_lake(self, context: CommitterContext) -> tuple[Lake, str]:
+        with self._needing_library():
             from exactlyonce.sinks.iceberg.catalog import OpenCatalog
             from exactlyonce.sinks.iceberg.table import IcebergLake, ledger_property
-            from exactlyonce.sinks.lake.committer import LakeCommitter
 
         ledger = ledger_property(context.pipeline, context.sink)
         catalog = OpenCatalog(self.catalog, self.table)
         columns, folder = columns_of(context.type), sink_name(context)
         lake = IcebergLake(catalog, self.table, columns, ledger, folder, self.key, create=self.create)
-        return LakeCommitter(context, lake, ICEBERG, f"the property {ledger} of table {self.table}")
+        return lake, f"the property {ledger} of table {self.table}"
 
-    def open_writer(self, context: WriterContext) -> Opened:
-        """See `Writable`; the table is loaded, for its columns and partitions."""
-        with self._needing():
+    def _open_files(self, context: WriterContext) -> tuple[StagedFiles, SinkEncoder]:
+        with self._needing_library():
             from exactlyonce.sinks.iceberg.catalog import OpenCatalog
             from exactlyonce.sinks.iceberg.table import IcebergChanges, IcebergFiles, columns_of_table
             from exactlyonce.sinks.lake.columns import TableRows
-            from exactlyonce.sinks.lake.writer import LakeWriter
 
         catalog = OpenCatalog(self.catalog, self.table)
         kind = IcebergChanges if self.key else IcebergFiles
@@ -101,16 +98,10 @@ class IcebergSink(LakeSink[T], Generic[T]):
             with catalog.explained():
                 table = catalog.get().load_table(self.table)
             files = kind(catalog, table, sink_name(context), writer_id(context))
-            rows = TableRows(columns_of(context.type), columns_of_table(table), self.table)
+            return files, TableRows(columns_of(context.type), columns_of_table(table), self.table)
         except BaseException:
             catalog.close()
             raise
-        return Opened(
-            LakeWriter(context.sink, context.subtask, ICEBERG, files, byte_count(self.roll_bytes), context.note), rows
-        )
-
-    def _needing(self) -> Any:
-        return needing("iceberg", "pyiceberg", f"IcebergSink({self.table!r})")
 
 
 def _catalog_problems(catalog: Any) -> Iterator[str]:

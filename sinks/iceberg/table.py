@@ -48,10 +48,18 @@ from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
-from exactlyonce.sinks.lake.columns import matched
-from exactlyonce.sinks.lake.keyed import last_of_each, without
-from exactlyonce.sinks.lake.staging import BEGUN, StagedNames, decode_begun, encode_begun, left_over, parts_of
-from exactlyonce.sinks.lake.table import StagedInterval, changed, gone
+from exactlyonce.sinks.lake.columns import last_of_each, matched, without
+from exactlyonce.sinks.lake.table import (
+    BEGUN,
+    StagedInterval,
+    StagedNames,
+    changed,
+    decode_begun,
+    encode_begun,
+    gone,
+    left_over,
+    parts_of,
+)
 from exactlyonce.sinks.ledger import SinkLedger
 
 FORMAT_VERSION_MAX = 2
@@ -89,7 +97,7 @@ class StagedManifest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     spec_id: int
     rows: int
     parts: int = 0
-    """See `lake.staging`."""
+    """See `lake.table`."""
 
 
 encode_body = msgspec.msgpack.Encoder().encode
@@ -97,7 +105,7 @@ decode_body = msgspec.msgpack.Decoder(StagedManifest | StagedChanges).decode
 
 
 class IcebergLake:
-    """See `Lake`. *identifier*: "namespace.table"; *folder*: the sink's name, as that of its folder."""
+    """See `Lake`. *identifier*: "namespace.table"; *folder*: the sink's name, as its folder has it."""
 
     def __init__(
         self, catalog: OpenCatalog, identifier: str, columns: Sequence[Column], ledger: str, folder: str,

@@ -1,6 +1,7 @@
 """The records of an aborted transaction in a new one: verbatim from the log (copy repair), or computed again.
 
-Invariant: a committable is returned only if the broker's counts of the new transaction equal those of the lost one,
+Apart from `open_transaction`, for a worker does without the client that reads logs. Invariant: a committable is
+returned only if the broker's counts of the new and the lost transaction are equal,
 partition by partition. Nothing is committed here.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Committable, Written
-from exactlyonce.checkpoint.requests import ListedTransaction
+from exactlyonce.checkpoint.requests import ListedTransaction, TxnState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log, RecordsGone
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -71,12 +72,12 @@ def write_again(
 
 def _abandoned(transactions: Transactions, transactional_id: str, why: str) -> str:
     """*why*, after an abort of the new transaction."""
-    transactions.abort_listed([ListedTransaction(transactional_id, -1, "Ongoing")])
+    transactions.abort_listed([ListedTransaction(transactional_id, -1, TxnState.ONGOING)])
     return why
 
 
 def _counted(transactions: Transactions, lost: Committable, new: OpenTransaction) -> Committable | str:
-    """The *new* transaction as the broker describes it, if its counts are those of *lost*."""
+    """The *new* transaction as the broker describes it, if its counts equal *lost*'s."""
     written = tuple(
         Written(p.topic, p.partition, p.transaction_start_offset, p.last_sequence + 1)
         for p in transactions.producers(lost.counts)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.records.manifest import Precommit
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.confluent import ANY_PARTITION, make_producer
 from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -225,7 +226,7 @@ class OpenTransaction:
             raise failure(topic, "no producer could be made", error.args[0]).error(subject) from None
         transaction = cls(transactional_id, producer, opened_ms=opened_ms, subject=subject, failures=failures)
         state = transactions.describe([transactional_id])[transactional_id]
-        if state is None or state.state != "Empty":
+        if state is None or state.state != TxnState.EMPTY:
             shown = state.state if state else "unknown"
             raise SinkFailed(f"transaction {transactional_id} is {shown} right after its initialisation")
         transaction.producer_id, transaction.epoch = state.producer_id, state.epoch

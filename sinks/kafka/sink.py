@@ -18,14 +18,12 @@ from exactlyonce.connectors.registry import check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, DeadLetterTarget
-from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
-from exactlyonce.pipeline.sink import Routes, Sink, mapped
-from exactlyonce.sinks.values import codec_problems, holds_records, value_type
-from exactlyonce.sinks.writer import Opened, WriterContext
+from exactlyonce.pipeline.sink import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery, Routes, Sink, mapped
+from exactlyonce.sinks.writer import Opened, WriterContext, codec_problems, holds_keys, holds_records, value_type
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -59,7 +57,8 @@ class KafkaSink(Sink[T], Generic[T]):
 
     A stream of `Record[T]` is written with each record's own value, key and headers; so a tombstone with a key is
     ``Record(key="ann", value=None)``. *key* and *headers*, where given, win. To keep the time of a record as well, give
-    ``timestamp=lambda record: record.timestamp_ms``.
+    ``timestamp=lambda record: record.timestamp_ms``. One of `Change[T]` likewise: the row by its key, a tombstone once
+    it is deleted; a truncate is a record that cannot be written.
     """
 
     topic_name: str | Callable[[T], str]
@@ -130,13 +129,12 @@ class KafkaSink(Sink[T], Generic[T]):
     def encoder(self, type_: Any, partitions: int | None = None) -> KafkaEncoder:
         """The encoder of records of this type, for a topic with so many *partitions*; ``partition=`` needs them."""
         require(self.partition is None or partitions is not None, "the partitions of a topic are counted before output")
-        records = holds_records(type_)
-        key = self.key or (attrgetter("key") if records else None)
-        headers = self.headers or (attrgetter("headers") if records else None)
+        key = self.key or (attrgetter("key") if holds_keys(type_) else None)
+        headers = self.headers or (attrgetter("headers") if holds_records(type_) else None)
         placing = None if self.partition is None else Placing(self.partition, self.topic, partitions or 0)
         codec = opened(self.codec(type_), self.topic, "value")
         key_codec = None if self.key_codec is None else opened(self.key_codec, self.topic, "key")
-        return KafkaEncoder(codec, records, key, headers, self.timestamp, placing, key_codec)
+        return KafkaEncoder(codec, holds_keys(type_), key, headers, self.timestamp, placing, key_codec)
 
     def as_source(self, type_: Any) -> KafkaSource[Any]:
         """A source of the records that the sink writes of a stream of this type."""
@@ -146,7 +144,7 @@ class KafkaSink(Sink[T], Generic[T]):
         return KafkaSource.records(self.topic, value=self.codec(type_), key=key)
 
     def open_writer(self, context: WriterContext) -> Opened:
-        """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
+        """The writer of one subtask; its transactional ids, if it has any, are of this attempt."""
         from exactlyonce.sinks.kafka.deferred import DeferredWriter
         from exactlyonce.sinks.kafka.writer import KafkaWriter, PlainWriter, TransactionPool
 
@@ -218,7 +216,7 @@ def gives_partitions(sink: object) -> bool:
 
 def gives_keys(sink: object, type_: Any) -> bool:
     """Whether *sink* is a `KafkaSink` whose outputs may have keys if its stream has this type."""
-    return isinstance(sink, KafkaSink) and (sink.key is not None or holds_records(type_))
+    return isinstance(sink, KafkaSink) and (sink.key is not None or holds_keys(type_))
 
 
 def _transactional_ids(context: WriterContext) -> Iterator[TransactionalId]:
@@ -290,7 +288,7 @@ class KafkaEncoder:
     def __init__(
         self,
         codec: Codec[Any],
-        records: bool,
+        keyed: bool,
         key: Callable[[Any], object] | None,
         headers: Callable[[Any], Headers] | None,
         timestamp: Callable[[Any], int | datetime] | None,
@@ -298,7 +296,7 @@ class KafkaEncoder:
         key_codec: Codec[Any] | None,
     ) -> None:
         self.codec = codec
-        self._records = records
+        self._keyed = keyed
         self._key = key
         self._headers = headers
         self._timestamp = timestamp
@@ -317,7 +315,7 @@ class KafkaEncoder:
 
     def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
         """The values, encoded."""
-        if self._records:
+        if self._keyed:
             outputs = [record.value for record in outputs]
         if isinstance(self.codec, JsonCodec):
             values: list[bytes | None] = list(map(self.codec.encode, outputs))

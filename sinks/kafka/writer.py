@@ -97,7 +97,7 @@ class KafkaProducers:
         *,
         partitioner: str | None = None,
     ) -> None:
-        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: that of *config*."""
+        """*config*: librdkafka settings, without a transactional id. *partitioner*: None: *config*'s."""
         own = {} if partitioner is None else {SETTING: partitioner}
         self._topic, self._config, self._timeout_ms = topic, {**config, **own}, transaction_timeout_ms
         self._executor = executor
@@ -200,11 +200,6 @@ class TransactionPool:
 # --- the writers ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Barrier:
-    checkpoint: int
-
-
 @dataclass(kw_only=True)
 class ProducingWriter(IntervalWriter, ABC):
     """Writes to *topic*; the common part. Its producers are made, flushed and dropped by `producers`, elsewhere."""
@@ -213,7 +208,8 @@ class ProducingWriter(IntervalWriter, ABC):
     producers: Producers
     clock: Clock
     _flushing: Pending[int] | None = None
-    _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
+    _backlog: deque[Outputs | int] = field(default_factory=deque)
+    """Outputs, and the checkpoints whose barriers came between them."""
     _backlog_records: int = 0
     _backlog_bytes: int = 0
     _error: ExactlyOnceError | None = None
@@ -323,7 +319,7 @@ class ProducingWriter(IntervalWriter, ABC):
 
     def barrier(self, checkpoint: int) -> None:
         if self._backlog:
-            self._backlog.append(_Barrier(checkpoint))
+            self._backlog.append(checkpoint)
         else:
             self._cut(checkpoint)
 
@@ -357,8 +353,8 @@ class ProducingWriter(IntervalWriter, ABC):
         moved = self._drain(wait_s)
         while self._backlog and self._flushing is None:
             entry = self._backlog[0]
-            if isinstance(entry, _Barrier):
-                self._cut(entry.checkpoint)
+            if isinstance(entry, int):
+                self._cut(entry)
             elif not self._activate() or not self._work_off(entry):
                 break
             self._backlog.popleft()
@@ -407,6 +403,7 @@ class KafkaWriter(ProducingWriter):
     # --- producers ----------------------------------------------------------------------------------------------
 
     def granted(self, transactional_id: str, producer_id: int, epoch: int) -> None:
+        """Write with this id from now on: the coordinator knows its producer."""
         transaction = self._waiting.pop(transactional_id)
         transaction.producer_id, transaction.epoch = producer_id, epoch
         self.pool.move(transactional_id, SlotState.READY)

@@ -1,4 +1,4 @@
-"""The fields of a record's type, matched with the columns of a table.
+"""Records as rows of a table: their fields, matched with its columns, and rows that replace others by key. Pure.
 
 Invariant: a column that matches takes every value of its field unchanged, or the encoder names the record's field.
 """
@@ -91,7 +91,7 @@ def _shown(shape: Shape) -> str:
 
 
 def _inner(shape: Shape, nullable: bool, field: Any, where: str) -> Iterator[str]:
-    """Those of a value within a value, which no check of whole columns sees."""
+    """The faults of a value within a value, which no check of whole columns sees."""
     if nullable and not field.nullable:
         yield f"its column {where!r} is required, and the field admits None: give it a type without None"
     if _is.is_float32(field.type):
@@ -111,3 +111,36 @@ def _struct_mismatches(columns: Sequence[Column], fields: Mapping[str, Any], whe
     for name, field in fields.items():
         if name not in names and not field.nullable:
             yield f"its column {where}.{name!r} is required, and no field has that name: add one"
+
+
+_ROW = "row"
+
+
+def last_of_each(rows: Any, key: Sequence[str]) -> Any:
+    """The last of *rows* with each key, in their order.
+
+    >>> last_of_each(pa.table({"k": [1, 2, 1], "v": [5, 6, 7]}), ["k"]).to_pylist()
+    [{'k': 2, 'v': 6}, {'k': 1, 'v': 7}]
+    """
+    numbered, names = _numbered(rows, key)
+    newest = numbered.group_by(names).aggregate([(_ROW, "max")])
+    return rows.take(newest[f"{_ROW}_max"].combine_chunks().sort())
+
+
+def without(rows: Any, changed: Any, key: Sequence[str]) -> Any:
+    """The *rows* whose key none of *changed* has, in their order.
+
+    >>> without(pa.table({"k": [1, 2], "v": [5, 6]}), pa.table({"k": [2]}), ["k"]).to_pylist()
+    [{'k': 1, 'v': 5}]
+    """
+    numbered, names = _numbered(rows, key)
+    keys = changed.select(list(key)).rename_columns(names).cast(numbered.drop_columns([_ROW]).schema)
+    kept = numbered.join(keys, names, join_type="left anti")
+    return rows.take(kept[_ROW].combine_chunks().sort())
+
+
+def _numbered(rows: Any, key: Sequence[str]) -> tuple[Any, list[str]]:
+    """The key columns of *rows* under other names, and the number of each row."""
+    names = [f"key {number}" for number in range(len(key))]
+    keys = rows.select(list(key)).rename_columns(names)
+    return keys.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64())), names

@@ -1,22 +1,32 @@
-"""The seam between a lake sink and a table format.
+"""The seam between a lake sink and a table format, and the folder of what waits beside a table.
+
+    <folder>/<incarnation>-<attempt>-<subtask>-<token>.<interval>.<suffix>          an interval's list of its files
+    <folder>/<incarnation>-<attempt>-<subtask>-<token>.<interval>.<number>.<suffix>  a part of the interval
+
+The folder is one sink's. A part of suffix `begun` names data files, which lie elsewhere, and is durable before the
+first of them is written; other parts are files of rows themselves.
 
 Invariants: a table's commit compares and sets. It adds all files and the ledger, or nothing, and raises `Conflict` if
 another commit of the same ledger came since the table was loaded; then it has changed nothing, and never will. So two
-commits of one ledger have an order, and each has read what the one before has written.
+commits of one ledger have an order, and each has read what the one before has written. A committed interval has
+nothing in the folder once its checkpoint is finalized, for its commit is asked for again until all of it is removed:
+parts first, then the list. So whatever an older attempt has left there was never committed, and its data files are in
+no snapshot of the table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.lake.description import S3_ON_BUCKET, S3_ON_OBJECTS
+from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.ledger import SinkLedger
 
-DELTA, ICEBERG = "delta", "iceberg"
-"""Kinds of committables."""
+S3_ON_OBJECTS, S3_ON_BUCKET = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), ("s3:ListBucket",)
 RIGHTS = f"{', '.join(S3_ON_OBJECTS)} and {S3_ON_BUCKET[0]}"
 """The rights that a table in S3 needs."""
 _DENIED = re.compile(r"permission.?denied|access.?denied|forbidden|\b40[13]\b|credentials|access.?key", re.IGNORECASE)
@@ -128,3 +138,59 @@ class StagedFiles(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+
+
+# --- the folder of what waits ----------------------------------------------------------------------------------------
+
+BEGUN = "begun"
+
+
+def encode_begun(paths: Sequence[str]) -> bytes:
+    """The content of a part of suffix `begun`: the data files that may be there."""
+    return msgspec.json.encode(paths)
+
+
+def decode_begun(content: bytes) -> list[str]:
+    """The data files; none if a crash has cut *content* short: none of them was written then."""
+    try:
+        return msgspec.json.decode(content, type=list[str])
+    except msgspec.DecodeError:
+        return []
+
+
+class StagedNames:
+    """The names in the folder of one writer's intervals."""
+
+    def __init__(self, folder: str, writer: WriterId) -> None:
+        self._before = f"{folder}/{writer}"
+        self._interval = 1
+        self.parts = 0
+        """The parts of this interval."""
+
+    def part(self, suffix: str) -> str:
+        """The next part of this interval."""
+        self.parts += 1
+        return f"{self._before}.{self._interval}.{self.parts}.{suffix}"
+
+    def end(self, suffix: str) -> tuple[str, int]:
+        """End the interval; -> its list, and the number of its parts."""
+        parts, self.parts, self._interval = self.parts, 0, self._interval + 1
+        return f"{self._before}.{self._interval - 1}.{suffix}", parts
+
+
+def parts_of(listing: str, parts: int, suffix: str) -> Iterator[str]:
+    """The parts of the interval with this list."""
+    stem = listing.rpartition(".")[0]
+    return (f"{stem}.{number}.{suffix}" for number in range(1, parts + 1))
+
+
+def left_over(names: Iterable[str], incarnation: int, attempt: int) -> Iterator[str]:
+    """The *names*, in the folder, whose writers are of an older attempt; others are not ours.
+
+    >>> list(left_over(["1-1-0-ab.1.json", "2-1-0-cd.1.json", "2-2-0-ef.1.json", "other"], 2, 2))
+    ['1-1-0-ab.1.json', '2-1-0-cd.1.json']
+    """
+    for name in names:
+        writer = WriterId.parsed(name.partition(".")[0])
+        if writer is not None and writer.is_before(incarnation, attempt):
+            yield name

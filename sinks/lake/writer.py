@@ -1,4 +1,5 @@
-"""The writer of one subtask of a lake sink: rows are held as Arrow, and a thread of its own writes them as files.
+"""The writer of one subtask of a lake sink, apart from the description, which does without Arrow: rows are held as
+Arrow, and a thread of its own writes them as files.
 
 Invariant: the committable of an interval is told once its files and the list of them are durable.
 """

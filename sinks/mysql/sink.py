@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from exactlyonce.connectors.mysql.address import CLIENT, MySQLAddress
-from exactlyonce.pipeline.delivery import StoreDelivery
-from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.extras import needing
+from exactlyonce.connectors.mysql.address import MySQLTable
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, look_up, shown_reference
+from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.pipeline.sink import StoreDelivery
 from exactlyonce.sinks.sql.fields import kind_name
-from exactlyonce.sinks.sql.sink import TableSink
-from exactlyonce.sinks.sql.table import row_fields
+from exactlyonce.sinks.sql.table import TableSink, row_fields
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -24,7 +21,7 @@ NAME_LENGTH_MAX = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MySQLSink(TableSink[T], Generic[T]):
+class MySQLSink(MySQLTable, TableSink[T], Generic[T]):
     """Writes records as rows of a table, exactly once: they become visible with their checkpoint, once.
 
     - *table*: in the database of the dsn; its columns are the fields of the record's type.
@@ -67,34 +64,20 @@ class MySQLSink(TableSink[T], Generic[T]):
         if problem := _identifier_problem(self.table):
             yield f"table={self.table!r} {problem}"
 
-    def dsn_problems(self) -> Iterator[str]:
-        try:
-            address = MySQLAddress.parse(self.dsn)
-        except ConfigError as error:
-            yield str(error)
-            return
-        if address.password:
-            yield PASSWORD_WRITTEN
-
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the columns, without the server."""
         columns = [[field.name, kind_name(field.kind)] for field in row_fields(type_, self.mode, self.key)]
         return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
 
-    def address(self) -> MySQLAddress:
-        """The server's address, looked up now."""
-        return MySQLAddress.parse(look_up("dsn", self.dsn))
-
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce."""
-        with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
-            from exactlyonce.sinks.mysql.grants import statements
+        with self.needing_driver():
+            from exactlyonce.sinks.mysql.store import grant_statements
 
-        place = f"the database of {shown_reference(self.dsn)}"
-        return Grants(place, CLIENT, tuple(statements(self, user, creates=creates and self.create)))
+        return self.granted_by(grant_statements(self, user, creates=creates and self.create))
 
     def store(self, type_: Any) -> Store:
-        with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
+        with self.needing_driver():
             from exactlyonce.sinks.mysql.store import MySQLStore
         return MySQLStore(self, type_)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from exactlyonce.connectors.mysql.session import TIMEOUT_S, MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError, require
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.mysql.literals import (
     ROW_END,
     MySQLRowEncoder,
@@ -57,6 +58,17 @@ CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {ledger.TABLE} (
   origin VARCHAR(255) {TEXT},
   PRIMARY KEY (pipeline, sink, subtask)
 ) ENGINE={ENGINE} ROW_FORMAT=DYNAMIC"""
+
+
+def grant_statements(sink: MySQLSink[Any], user: str, *, creates: bool) -> Iterator[str]:
+    """The rights that a user needs, as statements for the server's client, in the dsn's database. They make the
+    tables of exactlyonce, if these are missing; with *creates* the user may make its own table."""
+    grantee = f"{quoted(user)}@'%'"
+    rights = f"{RIGHTS[sink.mode]}, CREATE" if creates else RIGHTS[sink.mode]
+    yield f"GRANT {rights} ON {quoted(sink.table)} TO {grantee};"
+    if sink.delivery == EXACTLY_ONCE:
+        yield f"{CREATE_LEDGER};"
+        yield f"GRANT {LEDGER_RIGHTS} ON {ledger.TABLE} TO {grantee};"
 
 
 class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):

@@ -10,7 +10,7 @@ from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, kind_name
-from exactlyonce.sinks.sql.table import TableColumn
+from exactlyonce.sinks.sql.table import Table, TableColumn
 
 ENGINE = "InnoDB"
 """The one engine with the transactions that the ledger needs."""
@@ -56,7 +56,7 @@ _CREATED_IN_KEY = {
     Form.BYTES: "VARBINARY(255)",
 }
 _EXACT_COLLATIONS = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin", "utf8mb4_bin")
-"""Those of MariaDB, of MySQL, and of old servers, which ignore blanks at the end: only equal keys are one."""
+"""Collations of MariaDB, of MySQL, and of old servers, which ignore blanks at the end: only equal keys are one."""
 
 
 class MySQLColumn(TableColumn, frozen=True, kw_only=True):
@@ -88,13 +88,12 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
         return family, size
 
 
-class MySQLTable(msgspec.Struct, frozen=True, kw_only=True):
+class MySQLTable(Table[MySQLColumn], frozen=True, kw_only=True):
     """A table, or a view."""
 
     name: str
     kind: str
     engine: str | None
-    columns: dict[str, MySQLColumn]
     unique: dict[str, tuple[str | None, ...]]
     """The columns of each unique index; None for a part of a column, or an expression."""
     numbered: str | None
@@ -152,7 +151,7 @@ def column_types(session: MySQLSession, name: str) -> dict[str, str]:
 def table_problems(
     table: MySQLTable, mode: str, fields: Sequence[RowField], key: Sequence[str], of_columns: Iterable[str]
 ) -> Iterator[str]:
-    """The reasons why the table cannot take rows, each with its remedy; *of_columns*: those of its columns."""
+    """The reasons why the table cannot take rows, each with its remedy; *of_columns*: the reasons of its columns."""
     if table.kind == "VIEW":
         yield "it is a view: name the table"
         return

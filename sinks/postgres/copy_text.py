@@ -77,7 +77,7 @@ def _size(value: str | bytes) -> int:
 
 
 def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], meanings: Sequence[Any]) -> str:
-    """The mark of lines for these columns, each with its `column_types.meaning`, in this mode."""
+    """The mark of lines for these columns, each with its `catalogue.meaning`, in this mode."""
     kinds = [(field.name, kind_name(field.kind), kind_name(field.item) if field.item else "") for field in fields]
     return sha256(msgspec.json.encode(("copy text 2", mode, key, kinds, meanings))).hexdigest()[:MARK_BYTES]
 

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from exactlyonce.connectors.postgres.dsn import has_password
+from exactlyonce.connectors.postgres.dsn import PostgresTable
 from exactlyonce.pipeline import shape
-from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
-from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, shown_reference
-from exactlyonce.sinks.sql.sink import TableSink
+from exactlyonce.pipeline.sink import StoreDelivery
+from exactlyonce.sinks.sql.table import TableSink
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -25,7 +23,7 @@ _ANSWER_TIMEOUT_MS_MAX = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, eq=False)
-class PostgresSink(TableSink[T], Generic[T]):
+class PostgresSink(PostgresTable, TableSink[T], Generic[T]):
     """Writes rows to a table of PostgreSQL, exactly once: a reader of the table sees each row once.
 
     - *table*: its name, or "schema.table"; with *schema*, the name as it is, dots and all.
@@ -69,10 +67,6 @@ class PostgresSink(TableSink[T], Generic[T]):
         except ConfigError as error:
             yield str(error).rstrip(".")
 
-    def dsn_problems(self) -> Iterator[str]:
-        if has_password(self.dsn):
-            yield PASSWORD_WRITTEN
-
     def name_problems(self) -> Iterator[str]:
         names = (self.table,) if self.schema is None else (self.schema, self.table)
         if not all(isinstance(name, str) for name in names):
@@ -95,13 +89,12 @@ class PostgresSink(TableSink[T], Generic[T]):
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce. Without *schema* the table's is `public`."""
-        with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
-            from exactlyonce.sinks.postgres.grants import statements
+        with self.needing_driver():
+            from exactlyonce.sinks.postgres.store import grant_statements
 
-        place = f"the database of {shown_reference(self.dsn)}"
-        return Grants(place, "psql", tuple(statements(self, user, creates=creates and self.create)))
+        return self.granted_by(grant_statements(self, user, creates=creates and self.create))
 
     def store(self, type_: Any) -> Store:
-        with needing("postgres", "psycopg", f"PostgresSink({self.table!r})"):
+        with self.needing_driver():
             from exactlyonce.sinks.postgres.store import PostgresStore  # psycopg is an extra
         return PostgresStore(self, type_)

@@ -1,4 +1,4 @@
-"""The PostgreSQL store: rows and their ledger row, in one transaction.
+"""The PostgreSQL store: rows and their ledger row, in one transaction, and the rights that this takes.
 
 Invariant: the lines for a COPY were written for the columns that it names, as they are then, by the mark of each line.
 """
@@ -11,13 +11,20 @@ from typing import Any
 
 from psycopg import sql
 
-from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.refusals import LockHeld
+from exactlyonce.connectors.postgres.connection import Limits, LockHeld, PostgresConnection
 from exactlyonce.pipeline.durations import duration_ms
-from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.pipeline.errors import ASKED_AGAIN, StoreUnavailable
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.postgres import catalogue
-from exactlyonce.sinks.postgres.catalogue import PostgresOwnTable, Target
-from exactlyonce.sinks.postgres.column_types import PostgresColumn, column_text, meaning, type_problem
+from exactlyonce.sinks.postgres.catalogue import (
+    RIGHTS,
+    PostgresColumn,
+    PostgresOwnTable,
+    Target,
+    column_text,
+    meaning,
+    type_problem,
+)
 from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql import ledger
@@ -28,6 +35,8 @@ from exactlyonce.sinks.write_ahead.store import RowEncoder
 _STAGE = sql.Identifier("pg_temp", "exactlyonce_rows")
 _LINE = sql.Identifier("exactlyonce_line")
 """The order of the rows in the stage: the last one of a key counts."""
+SCHEMA = "public"
+"""In place of one that only the server would find, in statements of rights."""
 _LEDGER_TYPES = ("text", "text", "integer", "bigint", "bigint", "text")
 
 
@@ -37,6 +46,24 @@ def ledger_table(connection: PostgresConnection, schema: str) -> PostgresOwnTabl
         columns=dict(zip(ledger.COLUMNS, _LEDGER_TYPES, strict=True)), key=ledger.KEY,
         rights=("SELECT", "INSERT", "UPDATE"),
     )  # fmt: skip
+
+
+def grant_statements(sink: PostgresSink[Any], user: str, *, creates: bool) -> Iterator[str]:
+    """The rights that a role needs, as statements for psql. They make the tables of exactlyonce, if these are missing;
+    with *creates* the role makes its own table."""
+    schema, table = sink.place[0] or SCHEMA, sink.place[1]
+    role, in_schema, target = (
+        sql.Identifier(*names).as_string(None) for names in ((user,), (schema,), (schema, table))
+    )
+    on_database = "CONNECT" if sink.mode == "append" else "CONNECT, TEMPORARY"
+    yield f'GRANT {on_database} ON DATABASE :"DBNAME" TO {role};'
+    yield f"GRANT {'USAGE, CREATE' if creates else 'USAGE'} ON SCHEMA {in_schema} TO {role};"
+    if not creates:
+        yield f"GRANT {', '.join(RIGHTS[sink.mode])} ON {target} TO {role};"
+    if sink.delivery == EXACTLY_ONCE:
+        ledger = ledger_table(PostgresConnection(sink.dsn, Limits()), schema)  # the connection is never opened
+        yield f"{ledger.statement};"
+        yield f"{ledger.grant(role)};"
 
 
 class PostgresStore(SqlStore[PostgresSink[Any], Target]):
@@ -112,7 +139,7 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
             raise StoreUnavailable(
                 f"Another session holds the ledger's row of sink {sink!r}, pipeline {pipeline!r} (sessions of an older "
                 f"run that were ended: {', '.join(ended) or 'none'}). See pg_locks and pg_stat_activity, and end it by "
-                f"pg_terminate_backend(pid). Nothing is lost: it is asked again."
+                f"pg_terminate_backend(pid). {ASKED_AGAIN}"
             ) from None
 
     def _session_name(self, pipeline: str, sink: str) -> str:

@@ -11,19 +11,19 @@ from urllib.parse import parse_qsl, urlsplit
 
 from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.codec import Codec, codec_for
-from exactlyonce.pipeline.delivery import StoreDelivery
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.shape import Form
+from exactlyonce.pipeline.sink import StoreDelivery
 from exactlyonce.pipeline.sizes import is_count
-from exactlyonce.sinks.redis.encoding import RedisEncoder
+from exactlyonce.sinks.redis.rows import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
-from exactlyonce.sinks.values import codec_problems, holds_records, value_type
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import Store
+from exactlyonce.sinks.writer import codec_problems, holds_keys, value_type
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -58,7 +58,8 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
     - *part_rows*: the number of rows that become visible at one moment; the server does nothing else meanwhile.
 
     None as an output deletes the key; a stream has no use for it. A stream of `Record[T]` is written with each record's
-    own value and key, so that ``Record(key="total:ann", value=None)`` deletes; *key*, where given, wins.
+    own value and key, so that ``Record(key="total:ann", value=None)`` deletes; *key*, where given, wins. One of
+    `Change[T]` likewise: the row by its key, which a delete removes.
     """
 
     url: str = field(repr=False)
@@ -92,8 +93,8 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
             )
         if self.kind not in KINDS:
             yield f"kind={self.kind!r} must be one of {', '.join(KINDS)}"
-        if self.key is None and not holds_records(type_):
-            yield "key= is missing: give a function from the output to its key; only a Record has one by itself"
+        if self.key is None and not holds_keys(type_):
+            yield "key= is missing: give a function from the output to its key; only Record and Change have their own"
         elif self.key is not None and not callable(self.key):
             yield f"key={self.key!r} must be a function of the output"
         if not isinstance(self.durable, bool):
@@ -152,7 +153,7 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         encoder = RedisEncoder(
             kind=self.kind,
             key=self.key or attrgetter("key"),
-            records=holds_records(type_),
+            keyed=holds_keys(type_),
             value=self._codec(type_) if self._has_codec else None,
             hash_tag=self.hash_tag,
         )

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ASKED_AGAIN, StoreError, StoreUnavailable
 from exactlyonce.sinks.ledger import LedgerBehind, LedgerEntry, SinkLedger
 from exactlyonce.sinks.redis.connection import RedisConnection
-from exactlyonce.sinks.redis.encoding import RedisEncoder
-from exactlyonce.sinks.redis.rows import Part, Parts, argument
+from exactlyonce.sinks.redis.rows import Part, Parts, RedisEncoder, argument
 from exactlyonce.sinks.redis.scripts import APPLY, FENCE, RIGHTS, TOUCH, WRITE, Script, ledger_key, ledger_prefix
 
 TIMEOUT_S = 30.0
@@ -214,7 +213,7 @@ class RedisStore:
         if answer[0] < 1:
             raise StoreUnavailable(
                 f"{self._server.where} has not brought what was written onto its disk within {milliseconds} ms: the "
-                f"disk is slow, or appendfsync is no. Nothing is lost; it is tried again."
+                f"disk is slow, or appendfsync is no. {ASKED_AGAIN}"
             )
 
     def _refuse(self, why: str) -> NoReturn:

@@ -12,17 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, TypeVar
 
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
 from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.sql.ledger import Ledger, OwnTable, Session
-from exactlyonce.sinks.sql.sink import TableSink
-from exactlyonce.sinks.sql.table import Table, column_problems, row_fields
+from exactlyonce.sinks.sql.table import Table, TableSink, column_problems, row_fields
 from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 SinkT = TypeVar("SinkT", bound=TableSink[Any])
-TableT = TypeVar("TableT", bound=Table)
+TableT = TypeVar("TableT", bound=Table[Any])
 
 
 class SqlStore(Store, Generic[SinkT, TableT]):

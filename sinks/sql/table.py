@@ -1,17 +1,25 @@
-"""A table, as a sink describes it and as the database has it: modes, and mismatches."""
+"""A table of a database, as a sink describes it and as the database has it: modes, and mismatches. Opens nothing."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
+from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
+from exactlyonce.sinks.writer import holds_changes
 
 MODES = ("append", "upsert", "delete")
+WRITE_AHEAD = "write_ahead"
+T = TypeVar("T")
 
 
 class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,15 +35,17 @@ class TableColumn(msgspec.Struct, frozen=True, kw_only=True):
     """Whether no row may give it a value."""
 
 
-class Table(Protocol):
-    """A table as a dialect reads it."""
+ColumnT = TypeVar("ColumnT", bound=TableColumn)
 
-    @property
-    def columns(self) -> Mapping[str, TableColumn]: ...
+
+class Table(msgspec.Struct, Generic[ColumnT], frozen=True, kw_only=True):
+    """The part of a table that all dialects read."""
+
+    columns: dict[str, ColumnT]
 
 
 def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...]:
-    """The written fields: all, or with mode "delete" those of the key. Raises `UnsupportedType`."""
+    """The written fields: all, or with mode "delete" the key's. Raises `UnsupportedType`."""
     fields = fields_of(type_)
     return fields if mode != "delete" else tuple(field for field in fields if field.name in key)
 
@@ -61,6 +71,13 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
 
 def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
     """The reasons why a record's type cannot be rows of a table with this key."""
+    if key and holds_changes(type_):
+        yield (
+            "a Change is a row or a delete, in one order, and this sink does one of both. Make rows of them, with a "
+            "field that says so: .map(lambda change: Row(change.key, ..., deleted=change.op == 'delete')), for "
+            "mode='upsert'; KafkaSink and RedisSink delete"
+        )
+        return
     try:
         fields = {field.name: field for field in fields_of(type_)}
     except shape.UnsupportedType as error:
@@ -69,6 +86,11 @@ def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
     for name in key:
         if name not in fields:
             yield f"key= names {name!r}, and {shape.type_name(type_)} has {', '.join(fields)}: name fields of it"
+        elif fields[name].shape.form is Form.ANY:
+            yield (
+                f"{name} is in key=, and may be anything: give it a type. That of a window's key comes from the "
+                f"annotation of key_by's function, which a lambda does not have"
+            )
         elif fields[name].nullable:
             yield f"{name} is in key=, and its type admits None, which equals nothing: give it a type without None"
         elif fields[name].kind in (Form.ANY, Form.LIST):
@@ -91,3 +113,50 @@ def column_problems(
     for column in columns.values() if inserts else ():
         if column.name not in names and not (column.nullable or column.has_default or column.generated):
             yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"
+
+
+class TableSink(DatabaseTable, WriteAheadSink[T]):
+    """The description of a table as a write-ahead sink, whatever the dialect."""
+
+    place_kind: ClassVar[str]
+    """Schema or database of the table, where the ledger lies, too."""
+    mode: str
+    key: tuple[str, ...]
+    create: bool
+    commit: str
+
+    @abstractmethod
+    def name_problems(self) -> Iterator[str]:
+        """The problems of the table's name."""
+
+    @property
+    def shown(self) -> str:
+        """Table, mode and key: ``shop.totals upsert by customer``."""
+        by = f" by {', '.join(self.key)}" if self.key else ""
+        return f"{self.full_name} {self.mode}{by}"
+
+    @property
+    def full_name(self) -> str:
+        """The table, with its schema if that is given apart."""
+        return self.table
+
+    def ledger_of(self, pipeline: str, sink: str) -> str:
+        """Its rows in the table beside the target, as SQL."""
+        rows = f"WHERE pipeline = '{pipeline}' AND sink = '{sink}'"
+        return f"table {LEDGER} in the {self.place_kind} of {self.table}, {rows}"
+
+    # --- problems ---------------------------------------------------------------------------------------------------
+
+    def problems(self, type_: Any) -> Iterator[str]:
+        """The problems of the arguments, and of the type as rows of a table."""
+        yield from self.name_problems()
+        yield from self.dsn_problems()
+        wrong = list(description_problems(self.mode, self.key, self.create))
+        yield from wrong
+        if self.commit != WRITE_AHEAD:
+            yield (
+                f"commit={self.commit!r} must be {WRITE_AHEAD!r}, as it is by itself: rows wait in the checkpoint "
+                f"topic until their checkpoint is decided, in any mode, without locks or settings of the server"
+            )
+        if not wrong and type_ is not UNKNOWN:
+            yield from row_problems(type_, self.key)

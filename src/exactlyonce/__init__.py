@@ -120,6 +120,6 @@ if not TYPE_CHECKING:  # else mypy would accept any name
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext exactlyonce`` in a notebook: makes the magic ``%%pipeline`` known."""
-    from exactlyonce.pipeline.notebook import load
+    from exactlyonce.pipeline.loading import load_magic
 
-    load(shell)
+    load_magic(shell)

@@ -1,4 +1,4 @@
-"""The backend `rocksdb`: tables within a budget of memory, over local files."""
+"""The backend `rocksdb`: tables within a budget of memory, over local files. It imports the library only when made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RocksDBBackend:
 
     def timed_table(self, stored: StoredState[S], *, by_key: bool = False) -> TimedTable[S]:
         """The same; a key group is also read from blocks when one of its slots ends."""
-        from exactlyonce.state.rocksdb.timed import TieredTimedTable
+        from exactlyonce.state.rocksdb.table import TieredTimedTable
 
         table: TieredTimedTable[S] = TieredTimedTable(stored, *self._place(stored), by_key=by_key)
         self._tables.append(table)

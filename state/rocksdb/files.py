@@ -35,7 +35,7 @@ from typing import Any, TextIO
 import msgspec
 
 from exactlyonce.pipeline.errors import require
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.rocksdb.memory import Memory
 from exactlyonce.state.rocksdb.store import LocalFilesFailed, LocalStore
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.rocksdb.files import LocalFiles
 from exactlyonce.state.rocksdb.memory import TableMemory
 from exactlyonce.state.stored import StoredState

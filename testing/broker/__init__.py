@@ -1,5 +1,4 @@
-"""The broker in memory: a model of a cluster with transactions, faults on order, and the interface of both brokers.
+"""The broker in memory: a model of a cluster with transactions, and the interface that it shares with a real broker.
 
-Histories of steps, played on the model and on a real broker, show that both answer alike. May import `testing.clock`
-and what lies below `testing`.
+May import `testing.clock` and what lies below `testing`.
 """

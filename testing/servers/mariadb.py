@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +131,6 @@ class MariaDB:
             host="127.0.0.1", port=self.port, user="root", ssl_disabled=True, database=database, autocommit=True,
             init_command="SET time_zone='+00:00'",
         )  # fmt: skip
-
-    def end_connections(self) -> None:
-        """KILL all but one's own; one that has just ended by itself is no error."""
-        for (number,) in self.sql("SELECT id FROM information_schema.processlist WHERE id <> connection_id()"):
-            with suppress(pymysql.err.OperationalError):
-                self.sql(f"KILL {number}")
 
     def _signal(self, number: int) -> None:
         assert self._process is not None

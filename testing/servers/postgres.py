@@ -36,6 +36,8 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: dict[str, psycopg.Connection[Any]] = {}
         self.port = free_port()
+        self.settings: dict[str, str | int] = {}
+        """Those of the next start, beside its own."""
         self._initialize()
 
     def _initialize(self) -> None:
@@ -57,6 +59,7 @@ class PostgresServer:
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
+            "wal_level": "logical", **self.settings,
         }  # fmt: skip
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:

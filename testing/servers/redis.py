@@ -22,7 +22,7 @@ PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
 
 
 class RedisServer:
-    """One server with its data in *folder*, where each write is durable; *settings* are those of redis.conf."""
+    """One server with its data in *folder*, where each write is durable; *settings* go into redis.conf."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self._program = programs(PROGRAM, package="redis-server")[PROGRAM]

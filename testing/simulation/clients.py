@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
@@ -29,8 +29,7 @@ from exactlyonce.sinks.kafka.open_transaction import OnFailure, OpenTransaction,
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
-    from exactlyonce.testing.simulation.processes import Process
-    from exactlyonce.testing.simulation.world import SimulatedWorld
+    from exactlyonce.testing.simulation.world import Process, SimulatedWorld
 
 Steps = Generator[int | None, None, Any]
 """A thread of control: yields between steps, and the time before which it need not be continued."""
@@ -41,11 +40,6 @@ FETCH_PAUSE_MS = 6
 RETRY_PAUSE_MS = 10
 PIPE_BYTES = (200, 2_000, 60_000)
 AWAY = "the broker is away"
-
-
-class Owner(Protocol):
-    alive: bool
-    paused_until_ms: int
 
 
 def output_partition(key: bytes | None, partitions: int) -> int:
@@ -147,7 +141,7 @@ class Produced:
 
 
 class SinkProducer(Produced):
-    """A `TransactionalProducer`."""
+    """A `SinkProducer` of `sinks.kafka.open_transaction`."""
 
     topic: str
     told: OnFailure

@@ -1,11 +1,12 @@
 """One incarnation of a simulated coordinator: the host of the shipped job, and the answers to its leader.
 
 It has neither processes nor threads: a turn of the job is one step, and so is each request of a lane. It can be paused
-or killed before every request. Savepoints and repairs of lost transactions are for subclasses.
+or killed between any two requests. Savepoints and repairs of lost transactions are for subclasses.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -13,18 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from exactlyonce.checkpoint import events, requests
-from exactlyonce.checkpoint.block_storage import DamagedBlock
+from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.coordinator import Coordinator
+from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.kept_blocks import BlockRetention
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Committable, Manifest, indexes_of, named_by
-from exactlyonce.checkpoint.requests import EndAnswer, Fate
-from exactlyonce.checkpoint.restart import ExponentialDelay
+from exactlyonce.checkpoint.requests import Answered, EndAnswer, Fate, Producer, WriteAnswer
 from exactlyonce.checkpoint.settings import DELETE as DELETES
+from exactlyonce.checkpoint.settings import ExponentialDelay
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import WRITE_ANSWERS
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
 from exactlyonce.engines.external_checks.preflight import Offsets, PipelineTopics
 from exactlyonce.engines.external_checks.stores import PipelineStores, stages
@@ -38,19 +41,22 @@ from exactlyonce.pipeline.errors import (
     EndedEarly,
     ExactlyOnceError,
     Fenced,
+    InvariantViolation,
     StoppedShort,
+    TopicError,
     require,
 )
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
-from exactlyonce.state.index import decode_index
-from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
-from exactlyonce.testing.simulation.answers import LogAnswers, SimulatedTopics, scanned
+from exactlyonce.state.chain import decode_index
+from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer, Record
 from exactlyonce.testing.simulation.clients import Awaited, FetchedBlocks, Steps
 
 if TYPE_CHECKING:
-    from exactlyonce.testing.simulation.processes import Process
-    from exactlyonce.testing.simulation.world import SimulatedWorld
+    from exactlyonce.testing.simulation.world import Process, SimulatedWorld
+
+TIMEOUT_MAX_MS = 20_000
+"""Limits of the broker: everything goes faster here."""
 
 
 class StoreAnswers:
@@ -438,3 +444,139 @@ class SimulatedCoordinator:
 
 def _nothing() -> requests.Procedure[None]:
     yield from ()
+
+
+class LogAnswers:
+    def __init__(self, world: SimulatedWorld) -> None:
+        self.world = world
+        self._known_end = 0
+
+    def __call__(self, request: requests.Request) -> Steps:
+        """The answer; `BrokerUnavailable` if the request or the answer was lost."""
+        try:
+            return (yield from self._answer(request))
+        except NoAnswer:
+            raise BrokerUnavailable(f"{type(request).__name__} was not answered") from None
+
+    def _answer(self, request: requests.Request) -> Steps:
+        ask_once = self.world.ask
+        match request:
+            case requests.InitTransactions():
+                answer = ask_once("init_transactions", request.transactional_id, TIMEOUT_MAX_MS)
+                return _answered(answer.error, Producer(answer.producer_id, answer.epoch))
+            case requests.ProduceBatches():
+                return (yield from self._produced(request))
+            case requests.EndTransaction():
+                producer_id, epoch = request.producer
+                error = ask_once("end_txn", request.transactional_id, producer_id, epoch, request.commit)
+                self.world.faults.after_end()
+                return _answered(error, Producer(producer_id, epoch + 1))
+            case requests.LookOnce(producer, offsets):
+                return {partition: self._shown(producer, partition, offset) for partition, offset in offsets}
+            case requests.LogEnds():
+                log = ask_once("fetch", self.world.topic.name, DECISIONS, self._known_end)
+                self._known_end = log.high_watermark
+                return requests.Ends(log.last_stable_offset, log.high_watermark)
+            case requests.ReadLog(end):
+                log = ask_once("fetch", self.world.topic.name, DECISIONS, 0, Isolation.READ_COMMITTED)
+                found = [each for each in log.records if each.offset < end]
+                return requests.LogRead(
+                    log.log_start_offset,
+                    tuple(requests.DecisionRecord(each.key.encode(), *(each.value or (None, None))) for each in found),
+                )
+            case requests.FirstOffsets():
+                there = ask_once("topic_id", self.world.topic.name) is not None
+                return (0,) * self.world.topic.partitions if there else None
+        raise InvariantViolation(f"no answer to {request}")
+
+    def _produced(self, request: requests.ProduceBatches) -> Steps:
+        """The batches go out together, so that one whose answer is lost leaves the others written."""
+        answers: dict[int, Answered] = {}
+        producer = (request.transactional_id, *request.producer)
+        for batch in request.batches:
+            records = [
+                (write.key, None if write.value is None else (write.value, dict(write.headers)["sha256"]))
+                for write in batch.writes
+            ]
+            answer = self.world.ask(
+                "produce", *producer, self.world.topic.name, batch.partition, records, sequence=batch.sequence
+            )
+            answers[batch.partition] = _answered(answer.error, first_offset=answer.first_offset)
+            yield None
+        return answers
+
+    def _shown(self, producer: Producer, partition: int, offset: int) -> Fate | None:
+        log = self.world.ask("fetch", self.world.topic.name, partition, offset, Isolation.READ_COMMITTED)
+        if log.last_stable_offset <= offset:
+            return None
+        found = [(each.offset, each.producer_id, each.epoch) for each in log.records[:1]]
+        return Fate.COMMITTED if found == [(offset, *producer)] else Fate.ABORTED
+
+
+def _answered(error: Error, producer: Producer | None = None, first_offset: int = -1) -> Answered:
+    if error is Error.CONCURRENT_TRANSACTIONS:
+        return Answered(WriteAnswer.BUSY, error.name)
+    answer = WRITE_ANSWERS[error]
+    return Answered(answer, error.name, producer if answer is WriteAnswer.DONE else None, first_offset)
+
+
+def scanned(world: SimulatedWorld, start_offsets: tuple[int, ...]) -> Generator[int | None, None, Scanned]:
+    """Blocks are read uncommitted, tombstones committed."""
+    found: dict[str, BlockRef] = {}
+    ends = [0]
+    for partition in range(1, world.topic.partitions):
+        place = (world.topic.name, partition, start_offsets[partition])
+        settled = yield from world.until_answered("fetch", *place, Isolation.READ_COMMITTED)
+        everything = yield from world.until_answered("fetch", *place, Isolation.READ_UNCOMMITTED)
+        known = settled.last_stable_offset
+        open_ = [each for each in everything.records if each.offset >= known and each.value is not None]
+        for each in [*(record for record in settled.records if record.offset < known), *open_]:
+            found.pop(each.key, None)
+            if each.value is not None:
+                found[each.key] = _reference(partition, each)
+        ends.append(everything.high_watermark)
+    return Scanned(tuple(found.values()), tuple(ends))
+
+
+def _reference(partition: int, record: Record) -> BlockRef:
+    digest = hashlib.sha256(record.value).digest()
+    return BlockRef(partition, record.offset, record.key, len(record.value), digest)
+
+
+class SimulatedTopics:
+    def __init__(self, world: SimulatedWorld) -> None:
+        self.world = world
+
+    def describe(self, names: Iterable[str]) -> dict[str, Topic]:
+        found = {name: self._described(name) for name in names}
+        if missing := sorted(name for name, topic in found.items() if topic is None):
+            raise TopicError(f"There is no topic {', '.join(missing)}.")
+        return {name: topic for name, topic in found.items() if topic is not None}
+
+    def seen_by_each(self, names: Iterable[str], timeout_ms: int | None = None) -> dict[str, tuple[Topic | None, ...]]:
+        return {name: (self._described(name),) for name in names}
+
+    def start_offsets(self, name: str) -> dict[int, int]:
+        return dict.fromkeys(range(self.world.partitions_of(name)), 0)
+
+    def end_offsets(self, name: str, *, committed: bool) -> dict[int, int]:
+        return {partition: self.world.end_of(name, partition) for partition in self.start_offsets(name)}
+
+    def epoch_ends(self, name: str, epochs: Mapping[int, int]) -> dict[int, int]:
+        return {}
+
+    def _described(self, name: str) -> Topic | None:
+        topic_id = self._id(name)
+        if topic_id is None:
+            return None
+        return Topic(name, topic_id, self.world.partitions_of(name))
+
+    def _id(self, name: str) -> str | None:
+        """Asked twice: most often only one request is lost."""
+        for _ in range(2):
+            try:
+                found: str | None = self.world.ask("topic_id", name)
+                return found
+            except NoAnswer:
+                continue
+        raise BrokerUnavailable(f"Nobody tells what topic {name} is.")

@@ -1,28 +1,92 @@
 """The target of a contract: the hooks of a subclass, and the steps that tests take.
 
 A test has one target, empty at first, and any number of committers and stores for it, each as in its own process.
-Records are named by (number, version); `seen` compares them with the result of `read`.
+Records are named by (number, version); `seen` compares them with the result of `read`. Blocks are in memory: the
+shipped code writes and reads them, only the broker is replaced.
 """
 
 from __future__ import annotations
 
+import gc
+import os
+import select
+import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.checkpoint.block_storage import Ticket
+from exactlyonce.checkpoint.records.encoding import Block, decode
+from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable, TopicInfo
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery
 from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.writer import WriterContext
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.contract import Contract
-from exactlyonce.testing.sink_contract.memory_blocks import MemoryBlocks, MemoryStaging
+
+_TOPIC = TopicInfo("contract", "topic-1", partitions=5, replicas=1)
+
+
+class _Place(NamedTuple):
+    """Partition and offset of a delivered record."""
+
+    at: tuple[int, int]
+
+    def partition(self) -> int:
+        return self.at[0]
+
+    def offset(self) -> int:
+        return self.at[1]
+
+
+class MemoryBlocks:
+    """The blocks of all subtasks of a test; a `checkpoint.block_storage.Blocks`."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        """Keep a value; it is durable at once."""
+        self._values[key] = value
+        on_delivery(None, _Place((partition, len(self._values))))
+
+    def poll(self, timeout_s: float) -> None:
+        """Do nothing: all deliveries have been reported."""
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        """Each of *refs* with its block."""
+        for ref in refs:
+            yield ref, decode(self._values[ref.key], Block)
+
+
+class MemoryStaging:
+    """The `BlockStaging` of one sink subtask; *life* is unique."""
+
+    def __init__(self, blocks: MemoryBlocks, sink: str, subtask: int, life: int) -> None:
+        self._writer = BlockWriter(blocks, _TOPIC, incarnation=life, attempt=0, nonce="memory")
+        self._sink = sink
+        self._subtask = subtask
+        self._parts = 0
+
+    @property
+    def pending(self) -> int:
+        """Blocks in flight: none."""
+        return self._writer.poll()
+
+    def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
+        """Keep a block."""
+        self._parts += 1
+        block = Block(self._sink, checkpoint, kind, "", "", body)
+        return self._writer.write(block, self._subtask, self._parts)
+
 
 PIPELINE, SINK, ORIGIN = "shop", "orders", "topic-1"
 AWAY_S = 60.0
@@ -204,3 +268,61 @@ def _few(records: Sequence[Any]) -> str:
         return "nothing"
     shown = ", ".join(map(repr, records[:3]))
     return f"{len(records)} ({shown}{', ...' if len(records) > 3 else ''})"
+
+
+class Forked:
+    """A process that runs *action* with a function that tells the parent that it is in the middle.
+
+    A fork must not use its parent's connections, so it opens its own. It ends by `_exit` and never collects its
+    parent's garbage: it closes nothing of its parent's, and waits for no thread that a fork does not have.
+    """
+
+    def __init__(self, action: Callable[[Callable[[], None]], object]) -> None:
+        self._readable, writable = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads of the parent, which the child lacks
+            self.pid = os.fork()
+        if self.pid == 0:
+            self._be_child(action, writable)
+        os.close(writable)
+
+    def _be_child(self, action: Callable[[Callable[[], None]], object], writable: int) -> None:
+        gc.freeze()
+        try:
+            try:
+                outcome = str(action(lambda: _tell(writable, "in the middle")))
+            except BaseException as error:
+                outcome = f"{type(error).__name__}: {error}"
+            _tell(writable, outcome)
+        finally:
+            os._exit(0)
+
+    def next_line(self) -> str:
+        """The next line: that it is in the middle, or what the action returned or raised."""
+        line = b""
+        while not line.endswith(b"\n"):
+            waiting = select.poll()  # select() knows only the first 1,024 descriptors of a process
+            waiting.register(self._readable, select.POLLIN)
+            if not waiting.poll(1000 * LIMIT_S):
+                raise TimeoutError(f"A process of the test has not ended within {LIMIT_S} s.")
+            got = os.read(self._readable, 1)
+            if not got:
+                raise RuntimeError("A process of the test has died.")
+            line += got
+        return line.decode().rstrip("\n")
+
+    def end(self) -> None:
+        """Kill it by SIGKILL and wait for its end."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._readable)
+
+
+def stand_still() -> None:
+    """Wait until this process is killed."""
+    while True:
+        signal.pause()
+
+
+def _tell(writable: int, text: str) -> None:
+    os.write(writable, " ".join(text.split()).encode() + b"\n")

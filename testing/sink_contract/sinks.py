@@ -20,8 +20,7 @@ from exactlyonce.sinks.committer import Committer, Inspectable
 from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.contract import refused
-from exactlyonce.testing.sink_contract.forked import Forked
-from exactlyonce.testing.sink_contract.hooks import ORIGIN, ContractHooks, Row, again, all_of, known, works
+from exactlyonce.testing.sink_contract.hooks import ORIGIN, ContractHooks, Forked, Row, again, all_of, known, works
 
 FIRST: Sequence[Row] = [(number, 1) for number in range(5)]
 """The rows of the first checkpoint in most tests; with keys, the next one overwrites some of them."""

@@ -16,8 +16,17 @@ from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.contract import refused
-from exactlyonce.testing.sink_contract.forked import Forked, stand_still
-from exactlyonce.testing.sink_contract.hooks import ORIGIN, PIPELINE, SINK, Row, again, known, works
+from exactlyonce.testing.sink_contract.hooks import (
+    ORIGIN,
+    PIPELINE,
+    SINK,
+    Forked,
+    Row,
+    again,
+    known,
+    stand_still,
+    works,
+)
 from exactlyonce.testing.sink_contract.sinks import FIRST, SECOND, TWICE, SinkContract
 
 HELD_S = 1.0

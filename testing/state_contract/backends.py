@@ -18,16 +18,16 @@ import msgspec
 from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import ApplyFailed, StateIncompatible, StateUnstorable
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, OPERATOR, StateBlocks, Subtasks, key_of
 from exactlyonce.testing.state_contract.timed import TimedTableContract
 
 KEYS = range(60)
 AT_BARRIER = "A snapshot is the state at its barrier, whatever records do after it: set the interval aside, or clone."
-ALL_CHANGES = "A snapshot holds all changes since its base, those of checkpoints that were aborted as well."
+ALL_CHANGES = "A snapshot holds all changes since its base, of checkpoints that were aborted as well."
 NEUTRAL = "Blocks are the same for every backend: sections of key groups, as `state.blocks` writes them."
 FREEZE_BYTES_MAX = 64 * 1024
 """The memory that freezing may allocate, however many keys there are: none is copied."""
@@ -381,7 +381,7 @@ class StateBackendContract(TimedTableContract):
         self.restores(partly, indexes, 2, {**model, 5: 2}, "What was not restored is carried over by reference.")
 
     def test_blocks_of_another_backend(self) -> None:
-        """Increments of the hash map are restored, and the hash map restores those of this backend."""
+        """Increments of the hash map are restored, and the hash map restores this backend's."""
         mine, other = self.backend(), HashMapBackend()
         model: dict[int, Any] = dict.fromkeys(KEYS, 1)
         subtasks = Subtasks(other, StateBlocks())

@@ -8,10 +8,9 @@ from typing import Any, Generic, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key, key_group
-from exactlyonce.state.backend import KeyedState, StateBackend, Table, TableSnapshot, TimedTable
+from exactlyonce.state.backend import CheckpointedState, KeyedState, StateBackend, Table, TableSnapshot, TimedTable
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.key_groups import group_range, subtask_of
-from exactlyonce.state.restore import CheckpointedState
 
 OPERATOR = "totals"
 MAX_PARALLELISM = 8

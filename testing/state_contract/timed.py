@@ -144,7 +144,7 @@ class TimedTableContract:
         assert (_states(table), [*table.slots_of(key_of(1))]) == ([], [])
 
     def test_a_drop_takes_earlier_slots(self) -> None:
-        """All slots of the key group up to the given one go; those of other groups, and later ones, stay."""
+        """All slots of the key group up to the given one go; other groups', and later ones, stay."""
         group = key_group(key_of(1), MAX_PARALLELISM)
         others = {number for number in FEW if key_group(key_of(number), MAX_PARALLELISM) != group}
         for takes in (False, True):

@@ -10,8 +10,7 @@ import pytest
 from bounded import Fed, Silent, catch_up, run_local
 
 from exactlyonce.engines.bounded import advance as advancing
-from exactlyonce.engines.bounded.stages import stages
-from exactlyonce.engines.bounded.submit import in_process, perform
+from exactlyonce.engines.bounded.stages import in_process, perform, stages
 from exactlyonce.engines.plan import plan
 
 

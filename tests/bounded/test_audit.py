@@ -26,11 +26,11 @@ from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.audit.audit import AuditReport
-from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
-from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.replay.reproduce import agree, counts
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.audit import AuditReport
+from exactlyonce.engines.bounded.recompute import interval_of, recomputed
+from exactlyonce.engines.bounded.replay_repair import ReplayRepair
+from exactlyonce.engines.bounded.reproduce import agree, counts
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.bounded.unit import lane_audit, visible_lanes
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.names import checkpoint_topic

@@ -10,8 +10,8 @@ from manifests import committable, manifest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Committable, Finalized, Repair
-from exactlyonce.engines.bounded.audit.attribution import claims_of, known_writers
-from exactlyonce.engines.bounded.unit.findings import (
+from exactlyonce.engines.bounded.audit import claims_of, known_writers
+from exactlyonce.engines.bounded.unit.lane_audit import (
     CHANGED,
     DOUBLED,
     FOREIGN,

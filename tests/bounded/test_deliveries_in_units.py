@@ -15,9 +15,9 @@ from running import orders
 from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import AuditReport
+from exactlyonce.engines.bounded.audit import AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.stages import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded

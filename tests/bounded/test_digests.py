@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from exactlyonce.engines.bounded.unit.digests import NOTHING, Digest, RecordDigest
+from exactlyonce.engines.bounded.unit.visible_lanes import NOTHING, Digest, RecordDigest
 
 Record = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
 records = draw.lists(

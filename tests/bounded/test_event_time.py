@@ -18,9 +18,9 @@ from running import Job, Run, runs_of, stop
 from waiting import until
 from window_clicks import Clicks
 
-from exactlyonce.engines.bounded.audit.audit import AuditReport
+from exactlyonce.engines.bounded.audit import AuditReport
 from exactlyonce.engines.bounded.diff import Diff
-from exactlyonce.engines.bounded.submit import Executors, in_process
+from exactlyonce.engines.bounded.stages import Executors, in_process
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster

@@ -1,14 +1,17 @@
-"""A backfill or catch-up that begins from a savepoint: exported, or in the topic; rescaled, and with other code."""
+"""Bounded work that begins from a savepoint, exported or in the topic, rescaled and changed; or from a group."""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import HERE, Fed, Silent, catch_up, exported_and_reset, start
+from bounded import HERE, Fed, Silent, catch_up, exported_and_reset, load_pipeline, start
+from confluent_kafka import Consumer, TopicPartition
 from running import exactlyonce
+from settled import await_readable
 
 from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.errors import ConfigError
@@ -78,3 +81,39 @@ def test_what_the_commands_refuse(fed: Fed, tmp_path: Path) -> None:
         said = exactlyonce(fed.kafka, name, *target, *options, folder=HERE, code=2)
         assert message in " ".join(said.split())
     assert f"{fed.name}.checkpoints" not in fed.kafka.admin().list_topics().topics
+
+
+# --- the first of a pipeline begins at the offsets of a consumer group ------------------------------------------------
+
+
+COUNT = 60
+
+
+@pytest.mark.exhaustive
+def test_the_first_of_bounded_work(fed: Fed, tmp_path: Path) -> None:
+    fed.feed(COUNT)
+    group, topic = f"{fed.name}-old", f"{fed.name}-in"
+    settings: dict[str, Any] = {"bootstrap.servers": fed.kafka.bootstrap_servers, "group.id": group}
+    with closing(Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False})) as consumer:
+        consumer.subscribe([topic])
+        before: list[int] = []
+        while len(before) < COUNT:
+            before += [json.loads(message.value() or b"")["id"] for message in consumer.consume(COUNT, 1.0)]
+        consumer.commit(asynchronous=False)
+    fed.feed(COUNT)
+    loaded = load_pipeline("pipelines", "moved_over", fed.name, group=group)
+    catch_up(fed, loaded, 2, tmp_path)
+    with closing(Consumer(settings)) as consumer:
+        consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+    fed.feed(COUNT)
+    catch_up(fed, loaded, 2, tmp_path)
+
+    await_readable(fed.kafka, f"{fed.name}-copies")
+    after = [json.loads(record.value or b"")["id"] for record in fed.kafka.read_committed(f"{fed.name}-copies")]
+    assert sorted([*before, *after]) == list(range(3 * COUNT))
+    target = ("pipelines:moved_over", "--param", f"name={fed.name}", "--param", f"group={group}", "--on", "driver")
+    folder = Path(__file__).parents[1] / "engines"
+    report = json.loads(exactlyonce(fed.kafka, "audit", *target, "--json", folder=folder))
+    assert (report["findings"], report["unjudged"]) == ([], [])
+    said = exactlyonce(fed.kafka, "replay", *target, "--checkpoint", "1", "--json", folder=folder)
+    assert sum(count["replayed"] for count in json.loads(said)["counts"]) == COUNT

@@ -9,7 +9,7 @@ from auditing import audited
 from bounded import Fed, catch_up, load_pipeline, run_local
 from golden import compute_again, states_of
 
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 
 
 def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:

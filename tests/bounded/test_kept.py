@@ -9,7 +9,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.engines.bounded.unit.kept import KeptByProcess
-from exactlyonce.engines.collector import THRESHOLDS, UnitCollector
+from exactlyonce.engines.processes import THRESHOLDS, UnitCollector
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1"}

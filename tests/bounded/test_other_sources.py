@@ -14,7 +14,7 @@ from running import write_program
 
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.diff import Diff
-from exactlyonce.engines.bounded.submit import Executors, in_process
+from exactlyonce.engines.bounded.stages import Executors, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, load_reference

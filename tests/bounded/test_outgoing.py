@@ -15,8 +15,7 @@ from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, ta
 from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, KEYLESS_RUN, ByPartition, Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles, read_lane
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.operators import SinkOutput
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key
@@ -110,7 +109,7 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
     values = [b"%d" % number for number in range(5_000)] + [os.urandom(100_000) for _ in range(40)]
     given = batch(values)
     outputs = Outputs(values, given.keys, [[("n", value[:4])] for value in values])
-    staging.output = SinkOutput("out", staging, KafkaSink[bytes]("out").encoder(bytes))
+    staging.output = SinkOutput("out", staging.write, KafkaSink[bytes]("out").encoder(bytes))
     staging.output.origins = given.origins
     staging.write(outputs)
     (file,) = staging.close()
@@ -137,7 +136,7 @@ def test_the_partition_of_an_output_depends_on_no_batch(keyed: Any, chosen: Any,
     def staged(step: int) -> dict[int, list[tuple[bytes | None, Any]]]:
         distribution = ByPartition(partition_of, partitions, subtask)
         staging = Staging("out", 0, FrameWriter(tmp_path / str(step), partitions), distribution, origins=True)
-        staging.output = SinkOutput("out", staging, KafkaSink[bytes]("out").encoder(bytes))
+        staging.output = SinkOutput("out", staging.write, KafkaSink[bytes]("out").encoder(bytes))
         for first in range(0, count, step):
             numbers = range(first, min(first + step, count))
             given = batch(list(numbers), first)

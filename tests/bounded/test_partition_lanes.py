@@ -23,14 +23,13 @@ from exactlyonce.checkpoint.records.manifest import Committable, TopicInfo
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded import advance
 from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
-from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
-from exactlyonce.engines.bounded.replay.reproduce import agree, counts
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.recompute import interval_of, recomputed
+from exactlyonce.engines.bounded.reproduce import agree, counts
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.bounded.unit import outgoing
 from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, StagedFile, StagedFiles, read_outputs
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.pipeline.errors import ConfigError
 
 pytestmark = pytest.mark.broker

@@ -18,10 +18,10 @@ from manifests import committable, manifest
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.advance import first_part, rest, stop_offsets
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.stop_offsets import first_part, rest, stop_offsets
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.replay_repair import ReplayRepair
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.bounded.unit import ordering, staging
 from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
@@ -261,7 +261,7 @@ def test_a_unit_in_this_process_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
         error = msgspec.msgpack.decode(work)
         raise {"unit": BrokerUnavailable("it restarts"), "publication": ConfigError("no such setting")}[error["type"]]
 
-    monkeypatch.setattr("exactlyonce.engines.bounded.submit._KINDS", {"unit": run, "publication": run})
+    monkeypatch.setattr("exactlyonce.engines.bounded.stages._KINDS", {"unit": run, "publication": run})
     for kind, tries in (("unit", 4), ("publication", 1)):
         labels.clear()
         with pytest.raises((BrokerUnavailable, ConfigError)):

@@ -13,11 +13,10 @@ from manifests import manifest
 
 from exactlyonce.checkpoint.records.manifest import Committable, Output
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.replay.recompute import topic_of
-from exactlyonce.engines.bounded.replay.replay_repair import mismatch, placed, places_of, share_of
-from exactlyonce.engines.bounded.replay.reproduce import ReplayedCount, _commit, agree
-from exactlyonce.engines.bounded.unit.lanes import RecomputedOutput, flat
-from exactlyonce.engines.bounded.unit.staging import OutputBatch
+from exactlyonce.engines.bounded.recompute import topic_of
+from exactlyonce.engines.bounded.replay_repair import mismatch, placed, places_of, share_of
+from exactlyonce.engines.bounded.reproduce import ReplayedCount, _commit, agree
+from exactlyonce.engines.bounded.unit.staging import OutputBatch, RecomputedOutput, flat
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 

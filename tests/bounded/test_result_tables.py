@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 from manifests import manifest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
+from exactlyonce.engines.bounded.audit import AuditFinding, AuditReport
 from exactlyonce.engines.bounded.catch_up import Summary
-from exactlyonce.engines.bounded.replay.reproduce import Replayed, ReplayedCount
+from exactlyonce.engines.bounded.reproduce import Replayed, ReplayedCount
 from exactlyonce.engines.bounded.result_tables import ROWS_MAX, html_table
-from exactlyonce.engines.bounded.unit.findings import MISSING, Finding, PlainRecord
+from exactlyonce.engines.bounded.unit.lane_audit import MISSING, Finding, PlainRecord
 from exactlyonce.engines.runtime.source_decoder import Skipped
 
 

@@ -18,9 +18,8 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.catch_up import Summary
-from exactlyonce.engines.bounded.replay.reproduce import Replay
-from exactlyonce.engines.bounded.splits import split, splittable_tasks
-from exactlyonce.engines.bounded.submit import Executors, in_process
+from exactlyonce.engines.bounded.reproduce import Replay
+from exactlyonce.engines.bounded.stages import Executors, in_process, split, splittable_tasks
 from exactlyonce.engines.bounded.unit.messages import Reading, Unit
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.runtime.order_log import runs_of
@@ -44,7 +43,7 @@ class Outcome(NamedTuple):
 @pytest.fixture
 def splits(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """`splits(n)`: a split has at least so many offsets."""
-    return lambda offsets: monkeypatch.setattr("exactlyonce.engines.bounded.splits.SPLIT_OFFSETS_MIN", offsets)
+    return lambda offsets: monkeypatch.setattr("exactlyonce.engines.bounded.stages.SPLIT_OFFSETS_MIN", offsets)
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ class Counting:
 
 
 def outcome(fed: Fed, name: str, source: str, folder: Path, submit: Any, **params: str) -> Outcome:
-    """That of a backfill of pipeline *name*, which an audit and a replay without splits agree with."""
+    """The outcome of a backfill of pipeline *name*, which an audit and a replay without splits agree with."""
     loaded = load_pipeline("bounded_pipelines", "wide", name, source=source, **params)
     summary = catch_up(fed, loaded, PARALLELISM, folder, submit=submit, from_nothing=True)
     sinks = ("copies", "out", "letters")

@@ -14,11 +14,10 @@ from bounded import Fed, catch_up, drive
 from hdfs_server import HdfsServer
 from waiting import until
 
-from exactlyonce.connectors.filestore.store import FileStore
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import FileStore, store_at
 from exactlyonce.engines.bounded import workplace as workplaces
-from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.bounded.unit import locations
+from exactlyonce.engines.bounded.stages import in_process
+from exactlyonce.engines.bounded.unit import staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
 from exactlyonce.engines.bounded.workplace import STAGED, usable_staging, workplace
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
@@ -80,7 +79,7 @@ def taken(file: StagedFile, receiver: int) -> list[bytes]:
 @ON_BOTH
 def test_what_is_staged_comes_back(shared: str, folder: FileStore) -> None:
     """A file is smaller than the end that is read at once, or larger than a part of an upload; none stays."""
-    for size in (3, locations.END_BYTES, 20 << 20):
+    for size in (3, staging.END_BYTES, 20 << 20):
         big = os.urandom(size)
         with workplace(shared, "orders-7") as files:
             assert files.startswith(f"{shared}/{STAGED}/orders-7.")
@@ -113,7 +112,7 @@ def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FileStore) ->
 @ON_S3
 def test_a_storage_that_is_away(server: S3Server, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked again until the time is over, for a reading as for a writing."""
-    monkeypatch.setattr(locations, "AWAY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(staging, "AWAY_TIMEOUT_S", 0.2)
     with workplace(shared, "orders-7") as files:
         file = staged(files, b"one")
         writer = FrameWriter(f"{files}more", 1)
@@ -226,7 +225,7 @@ def quota(server: HdfsServer, shared: str, space: str) -> Iterator[None]:
 def test_a_staging_that_is_full(
     server: HdfsServer, fed: Fed, loaded: Any, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locations, "AWAY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(staging, "AWAY_TIMEOUT_S", 0.2)
     fed.feed(1_000)
     pipeline = loaded("broad")
     usable_staging(shared)

@@ -13,7 +13,7 @@ from bounded import Silent, load_pipeline
 from running import Job, exactlyonce
 
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.pipeline.errors import ConfigError

@@ -18,13 +18,11 @@ from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.bounded.stages import compute
-from exactlyonce.engines.bounded.stop_offsets import readings
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.advance import readings
+from exactlyonce.engines.bounded.stages import compute, in_process
 from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import read_lane
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt
 from exactlyonce.pipeline.loading import Loaded
 

@@ -6,7 +6,7 @@ import pytest
 from scripted_job import INTERVAL_MS, TIMEOUT_MS, ScriptedJob, play, precommit, scripts
 
 from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, LeftOut, PendingCheckpoint, Phases, Tick
-from exactlyonce.checkpoint.leader import LATE_MIN, LATE_SPAN, LateRecords
+from exactlyonce.checkpoint.leader_config import LATE_MIN, LATE_SPAN, LateRecords
 from exactlyonce.checkpoint.records.manifest import AbortedCheckpoint, OrderLog, SubtaskStats
 from exactlyonce.pipeline.errors import RecordError
 

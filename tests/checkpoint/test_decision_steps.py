@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from scripted_broker import BLOCK, MANIFEST, World, committable, manifest, name, precommit, transactions
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import Dropped, decide, finalize
+from exactlyonce.checkpoint.commits.kafka import TransactionCommits
+from exactlyonce.checkpoint.decision import Dropped, finalize
 from exactlyonce.checkpoint.events import Decided, PendingCheckpoint, Refuse, Unresolved, Verdict
-from exactlyonce.checkpoint.records.encoding import TooLarge
+from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.records.encoding import TooLarge, encode
 from exactlyonce.checkpoint.records.manifest import (
+    CheckpointStats,
     Committable,
     Finalized,
     Manifest,
@@ -30,6 +34,40 @@ Check = Callable[[], ask.Procedure[Refuse | None]]
 
 
 # --- decide ---------------------------------------------------------------------------------------------------------
+
+
+class Deciding(Leader):
+    """A leader at a decision: *world* is its log, and *checks* are in place of its own."""
+
+    def __init__(self, world: Any, protocol: TransactionCommits, checks: Sequence[Check]) -> None:
+        self.log, self.retention = world, cast(Any, Expiring(world))
+        self._clock = cast(Any, SimpleNamespace(now_ms=itertools.count(100).__next__))
+        self._protocols, self._given = (protocol,), checks
+
+    def verdict(self, plan: PendingCheckpoint) -> ask.Procedure[Verdict]:
+        return self._decide(plan, ())
+
+    def _checks(self, plan: PendingCheckpoint) -> tuple[ask.Procedure[Refuse | None], ...]:
+        return tuple(check() for check in self._given)
+
+    def _manifest(self, plan: PendingCheckpoint, outputs: ask.Outputs, kind: str = "") -> Manifest:
+        made = msgspec.structs.replace(manifest(), sinks=outputs)
+        return self._protocols[0].with_committables(made, plan, None)
+
+
+class Expiring:
+    """Drops a manifest and a block, once there is another one."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def completed(self, checkpoint: int, blocks: object, *, keep: bool) -> None:
+        assert checkpoint == manifest().checkpoint
+
+    def expire(self, made: Manifest, pinned: object) -> ask.Procedure[Dropped]:
+        assert made in self._world.appended, "blocks expire only after the manifest is durable"
+        return (4,), (StoredBlock(TOPIC, BLOCK),)
+        yield
 
 
 def decided(
@@ -51,20 +89,7 @@ def decided(
         ages_ms={each.transactional_id: 0 for each in precommits},
     )  # fmt: skip
 
-    def make(outputs: ask.Outputs) -> Manifest:
-        return protocol.with_committables(msgspec.structs.replace(manifest(), sinks=outputs), plan, None)
-
-    def expire(made: Manifest) -> ask.Procedure[Dropped]:
-        assert made in world.appended, "blocks expire only after the manifest is durable"
-        return (4,), (StoredBlock(TOPIC, BLOCK),)
-        yield
-
-    writer: Any = world
-    procedure = decide(
-        plan, [protocol], writer, make_manifest=make, expire=expire, now_ms=itertools.count(100).__next__,
-        checks=lambda: [each() for each in checks], stats=lambda: b"stats",
-    )  # fmt: skip
-    return ask.drive(procedure, world)
+    return ask.drive(Deciding(world, protocol, checks).verdict(plan), world)
 
 
 def looking() -> ask.Procedure[Refuse | None]:
@@ -101,7 +126,7 @@ def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
     world = World()
     verdict = decided(world, precommit(0), precommit(1, subtask=1), checks=[looking])
     expected = manifest(committable(0), committable(1, subtask=1))
-    fates = {name(0): "committed", name(1, 1): "committed"}
+    fates, stats = {name(0): "committed", name(1, 1): "committed"}, encode(CheckpointStats(5, (), ()))
     assert verdict == Decided(expected, fates)
     assert verdict.finalized
     assert kinds(world) == [
@@ -110,7 +135,7 @@ def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
     ]  # fmt: skip
     assert world.of(ask.Append) == [
         ask.Append((expected,)),
-        ask.Append((Finalized(7, 3, 101, tuple(fates.items()), 100, b"stats"),), (4,), (StoredBlock(TOPIC, BLOCK),)),
+        ask.Append((Finalized(7, 3, 101, tuple(fates.items()), 100, stats),), (4,), (StoredBlock(TOPIC, BLOCK),)),
     ]
     assert world.taken_back == []
 

@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode, encod
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StoreCommittable
 from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.pipeline.errors import Fenced, Halt, InvariantViolation, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ASKED_AGAIN, Fenced, Halt, InvariantViolation, StoreError, StoreUnavailable
 from exactlyonce.testing.clock import SimulatedClock
 
 TIMEOUT_MS = 60_000
@@ -126,10 +126,11 @@ def test_a_store_that_is_away_is_waited_for(manifest: Of) -> None:
 
 def test_a_store_that_stays_away_ends_the_run(manifest: Of) -> None:
     store = Store()
-    store.fail = [StoreUnavailable("no answer.")] * 10_000
+    store.fail = [StoreUnavailable(f"no answer. {ASKED_AGAIN}")] * 10_000
     said = r"'db' has not answered for 60 s \(store_timeout, --store-timeout; on Spark storeTimeout\).*run it again"
-    with pytest.raises(StoreUnavailable, match=said):
+    with pytest.raises(StoreUnavailable, match=said) as ended:
         store.commit(manifest(1, staged=(staged(1),)))
+    assert str(ended.value).count("Nothing is lost") == 1, "nobody asks again"
     assert len(store.notes) == 2, "one every half minute"
 
 

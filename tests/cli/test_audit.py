@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from exactlyonce.cli.commands.audit import as_json, as_text, exit_code
-from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
-from exactlyonce.engines.bounded.unit.findings import CHANGED, FOREIGN, MISSING, Finding, PlainRecord
+from exactlyonce.engines.bounded.audit import AuditFinding, AuditReport
+from exactlyonce.engines.bounded.unit.lane_audit import CHANGED, FOREIGN, MISSING, Finding, PlainRecord
 
 WANTED, SEEN = PlainRecord(b"ann", b"3"), PlainRecord(b"ann", b"\xff" * 300, (("h", None),))
 REPORT = AuditReport(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.connectors.blocks.names import name_of
+from exactlyonce.connectors.block_files import name_of
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import block_storage, references
 from tests.cli.conftest import Orders, files

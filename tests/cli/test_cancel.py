@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines import pipeline_resources, run_requests
-from exactlyonce.engines.maintenance_leader import connected
+from exactlyonce.engines.connections import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
 

@@ -227,10 +227,10 @@ def test_why_one_took_so_long(history: History) -> None:
         "totals[1] 1m 12s 1m 10s 2.0 s 30 ms 0 ms 4 ms 2.0 kB 0 B 5", "totals[0] - - - - - - 0 B 0 B",
         "aborted before it: checkpoint 40: it was late, after 1m 00s",
     ]  # fmt: skip
-    assert view.phases["subtasks"][0]["acknowledged_ms"] == 72_034
-    assert view.phases["aborted"][0]["triggered_at_ms"] == 1_000_000 - 60_500
+    assert view.phases.subtasks[0]["acknowledged_ms"] == 72_034
+    assert view.phases.aborted[0].triggered_at_ms == 1_000_000 - 60_500
     for older in (history.finalized[41], msgspec.structs.replace(mark, stats=b"damaged")):
-        assert CheckpointView(history.manifests[41], older).phases["subtasks"] == []
+        assert CheckpointView(history.manifests[41], older).phases.subtasks == []
 
 
 def test_the_subtasks_of_a_run(orders: Orders) -> None:

@@ -57,7 +57,7 @@ def test_without_a_broker_it_names_the_other_ways(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("EXACTLYONCE_BOOTSTRAP_SERVERS", raising=False)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("exactlyonce.connectors.embedded.java.java_of_pypi", lambda: None)
+    monkeypatch.setattr("exactlyonce.connectors.embedded.programs.java_of_pypi", lambda: None)
     args = parser().parse_args(["demo"])
     with pytest.raises(ConfigError, match=r"(?s)needs Java 17 .*uvx --from .*docker run .*--bootstrap-servers"):
         args.command(args)

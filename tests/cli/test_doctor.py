@@ -28,6 +28,7 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.views.checkpoints import BlockSurvey
 from exactlyonce.views.doctor import checks as doctor_checks
 from exactlyonce.views.doctor import examination
 from exactlyonce.views.doctor import readers as doctor_readers
@@ -36,7 +37,6 @@ from exactlyonce.views.doctor.examination import examine, resources_of, topic_fa
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
 from exactlyonce.views.doctor.readers import ReadersCheck
 from exactlyonce.views.rights import TOPIC, Right
-from exactlyonce.views.unclaimed_blocks import BlockSurvey
 from tests.cli.conftest import Orders, wait_until
 
 """After so long without a heartbeat, a pipeline counts as dead: in these tests (see `orders`) in LIMIT_S."""

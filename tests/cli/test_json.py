@@ -15,6 +15,7 @@ from tests.cli.conftest import Command, Orders
 SHOW_NOTHING = {
     "demo", "init", "completion", "broker start", "broker stop", "ui", "mcp", "savepoints delete",
     "dead-letters replay", "dead-letters discard", "reset",
+    "changes setup", "changes drop",
 }  # fmt: skip
 """Commands that do something, or serve a page or a protocol."""
 SHOWN = {

@@ -57,7 +57,7 @@ def test_the_examples_of_the_help_are_commands(line: str) -> None:
 
 
 def test_every_command_has_an_example_and_a_task() -> None:
-    """That of a command with actions is one of an action."""
+    """The example of a command with actions is one of an action."""
     root = parser()
     assert [words for words, command in commands(root) if words and not any(examples(command))] == []
     (action,) = (action for action in root._actions if isinstance(action.choices, dict))

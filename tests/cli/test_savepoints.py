@@ -1,4 +1,4 @@
-"""`exactlyonce savepoint` and `savepoints`: of a pipeline that runs, and of one that does not."""
+"""`exactlyonce savepoint` and `savepoints`: of a pipeline that runs, and of one that does not; also in S3 and HDFS."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 from exactlyonce.checkpoint.requests import Outcome
 from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines import run_requests
-from exactlyonce.engines.maintenance_leader import short_incarnation
+from exactlyonce.engines.connections import short_incarnation
 from exactlyonce.engines.savepoints import exported, retained
+from exactlyonce.engines.savepoints.exported import METADATA
 from exactlyonce.pipeline.errors import StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.cli.conftest import Orders, armed, wait_until
+from tests.cli.conftest import Orders, armed, by_customer, wait_until
 
 
 def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
@@ -140,3 +141,38 @@ def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, 
     assert savepoint.incarnation == (1 if place == "coordinator-decided" else 2)
     orders.ran()
     assert len(orders.totals()) == 700
+
+
+# --- exported to S3 (moto) and to HDFS (MiniDFSCluster) ---------------------------------------------------------------
+
+
+@pytest.fixture
+def base(block_server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in block_server.env.items():
+        monkeypatch.setenv(name, value)
+    return f"{block_server.url}/prod"
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_exported_verified_restored_and_deleted(orders: Orders, base: str) -> None:
+    command = orders.command
+    with orders.running("--checkpoint-storage", f"{base}/blocks", "--parallelism", "2") as run:
+        url = command.done("savepoint", orders.name, "--to", f"{base}/savepoints", "--json").json["url"]
+        assert url.startswith(f"{base}/savepoints/{orders.name}-")
+        last = orders.taken("--stop", "--to", f"{base}/savepoints")
+        assert run.wait() == 0
+    assert orders.history().manifests[last].storage == f"{base}/blocks"
+    assert "is intact" in command.done("savepoints", "verify", orders.name, url).out
+    orders.reset()
+    before = len(orders.totals())
+    orders.ran("--from-savepoint", url)
+    assert orders.states() == by_customer(100)
+    orders.write(70)
+    number = orders.ended_by_savepoint()
+    orders.ran("--from-savepoint", str(number), "--checkpoint-storage", f"{base}/blocks")
+    assert orders.states() == by_customer(110)
+    assert len(orders.totals()) >= before + 70
+    command.done("savepoints", "delete", orders.name, url)
+    command.refused(METADATA, "savepoints", "verify", orders.name, url)
+    command.done("doctor", orders.name, "--deep")

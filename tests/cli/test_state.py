@@ -10,12 +10,12 @@ import pytest
 
 from exactlyonce.cli.commands.state import lines, row, table, type_text
 from exactlyonce.cli.main import main
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, possible_keys
+from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, possible_keys
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.shape import describe
 from exactlyonce.pipeline.timers import FOREVER
-from exactlyonce.state.index import IndexHead
+from exactlyonce.state.chain import IndexHead
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.views.state import OperatorView, key_views
 from tests.cli.conftest import Orders, by_customer

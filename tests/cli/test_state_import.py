@@ -119,6 +119,7 @@ def test_rows_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         list(_rows(f"{tmp_path}/rows.jsonl", None))
 
 
+@pytest.mark.exhaustive(but=["postgres"])
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_rows_of_a_query(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come in pages, of one moment, in a transaction that writes nothing; the connection string is a reference."""

@@ -16,14 +16,14 @@ from rich.console import Console
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.cli.commands.top import bars, drawn
 from exactlyonce.connectors.embedded.broker import free_port
-from exactlyonce.engines.local.monitoring.waiting import WaitingNow
+from exactlyonce.engines.local.monitoring.page import PipelineState, WaitingNow
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.views.watch import Watch
 from tests.cli.conftest import Orders, armed, wait_until
 
-Look = Callable[..., dict[str, Any]]
+Look = Callable[..., PipelineState]
 
 
 @pytest.fixture
@@ -39,38 +39,38 @@ def look(watch: Watch) -> Look:
 
 
 def test_the_life_of_a_pipeline(orders: Orders, watch: Watch, look: Look) -> None:
-    assert (look()["state"], look()["sentence"]) == ("new", "there is no run of it yet in this cluster")
+    assert (look().state, look().sentence) == ("new", "there is no run of it yet in this cluster")
     orders.killed_at("coordinator-decided")
     seen = look()
-    assert (seen["state"], seen["well"]) == ("running", True), "nobody can know yet that it was killed"
-    assert [each["decided_in"] for each in seen["transactions"]] == [seen["checkpoints"][-1]["id"]]
-    assert seen["figures"]["open_transactions"] == 1
-    assert sum(place["hidden"] for place in seen["transactions"][0]["written"]) == 700
+    assert (seen.state, seen.well) == ("running", True), "nobody can know yet that it was killed"
+    assert [each["decided_in"] for each in seen.transactions] == [seen.checkpoints[-1].id]
+    assert seen.figures["open_transactions"] == 1
+    assert sum(place["hidden"] for place in seen.transactions[0]["written"]) == 700
     with closing(WaitingNow(orders.config, orders.name, SystemClock())) as waiting:
         wait_until(waiting.figures)
-        assert [each["name"] for each in waiting.figures()] == [each["name"] for each in seen["transactions"]]
+        assert [each["name"] for each in waiting.figures()] == [each["name"] for each in seen.transactions]
     late = look(later_s=20)
-    assert (late["well"], "was decided" in late["sentence"], "is not committed yet" in late["sentence"]) == (
+    assert (late.well, "was decided" in late.sentence, "is not committed yet" in late.sentence) == (
         False, True, True,
     )  # fmt: skip
     silent = look(later_s=LIMIT_S + 60)
-    assert (silent["state"], silent["well"], "no sign of life for" in silent["sentence"]) == ("silent", False, True)
+    assert (silent.state, silent.well, "no sign of life for" in silent.sentence) == ("silent", False, True)
     orders.write(50)
-    assert sum(each["lag"] for each in look()["partitions"]) == 50
+    assert sum(each.lag or 0 for each in look().partitions) == 50
     orders.ran()
     ended = look()
-    assert (ended["state"], ended["well"], ended["figures"]["lag"]) == ("ended", True, 0)
-    assert ended["figures"]["records_per_s"] == 0
-    assert ended["transactions"] == []
-    assert [what.split(":")[0] for _, what in ended["notes"]][::-1] == [
+    assert (ended.state, ended.well, ended.figures["lag"]) == ("ended", True, 0)
+    assert ended.figures["records_per_s"] == 0
+    assert ended.transactions == []
+    assert [what.split(":")[0] for _, what in ended.notes][::-1] == [
         "incarnation 1 began", "incarnation 2 began", "incarnation 2 ended cleanly",
     ]  # fmt: skip
-    last = ended["checkpoints"][-1]
-    known = watch.checkpoint(last["id"])
+    last = ended.checkpoints[-1]
+    known = watch.checkpoint(last.id)
     assert known is not None
-    assert [(each["task"], each["subtask"]) for each in known["subtasks"]] == [("orders", 0)]
-    assert known["slowest"] == last["slowest"] != ""
-    assert sum(each["records_committed"] for each in ended["checkpoints"]) == 750
+    assert [(each["task"], each["subtask"]) for each in known.subtasks] == [("orders", 0)]
+    assert known.slowest == last.slowest != ""
+    assert sum(each.records_committed or 0 for each in ended.checkpoints) == 750
     assert watch.checkpoint(10_000) is None
 
 
@@ -79,33 +79,33 @@ def test_the_topic_tells_why_a_checkpoint_was_aborted(orders: Orders, watch: Wat
     killing = armed(orders.command.folder, "worker-barrier")
     ended = orders.command.process("run", "orders:pipeline", "--until", "latest", **killing)
     assert ended.code == 0, ended
-    (aborted,) = [each for each in look()["checkpoints"] if each["outcome"] == "aborted"]
-    known = watch.checkpoint(aborted["id"])
+    (aborted,) = [each for each in look().checkpoints if each.outcome == "aborted"]
+    known = watch.checkpoint(aborted.id)
     assert known is not None
-    assert "orders[0] had not acknowledged it" in known["notes"][0]
+    assert "orders[0] had not acknowledged it" in known.notes[0]
     assert "aborted" in orders.command.done("top", orders.name).out
 
 
 def test_a_run_without_checkpoints_is_not_well(orders: Orders, look: Look) -> None:
     with orders.running():
-        assert (look()["state"], look()["well"]) == ("running", True)
+        assert (look().state, look().well) == ("running", True)
         late = look(later_s=20)
-        assert not late["well"]
-        assert any(why in late["sentence"] for why in ("should be complete", "is not committed yet"))
+        assert not late.well
+        assert any(why in late.sentence for why in ("should be complete", "is not committed yet"))
 
 
 def test_an_open_transaction_that_ends_soon_is_the_cause(orders: Orders, look: Look) -> None:
     orders.killed_at("worker-flushed")
-    assert look()["cause"] == ""
+    assert look().cause == ""
     later = look(later_s=14 * 60)  # of the 15 minutes of a transaction
-    assert "is aborted by the broker in" in later["cause"]
+    assert "is aborted by the broker in" in later.cause
 
 
 def test_a_broker_that_does_not_answer(orders: Orders) -> None:
     nobody = type(orders.config)({"bootstrap.servers": f"127.0.0.1:{free_port()}"})
     with closing(Watch(nobody, orders.name)) as watch:
         seen = watch.look(0)
-    assert (seen["state"], seen["well"], seen["checkpoints"]) == ("unknown", False, [])
+    assert (seen.state, seen.well, seen.checkpoints) == ("unknown", False, [])
 
 
 def test_what_was_seen_last_has_an_age_once_no_broker_answers(
@@ -119,14 +119,14 @@ def test_what_was_seen_last_has_an_age_once_no_broker_answers(
 
     monkeypatch.setattr(watch._log, "look", away)
     never = watch.look(1_000)
-    assert (never["as_of_ms"], never["figures"]["lag"]) == (None, None)
+    assert (never.as_of_ms, never.figures["lag"]) == (None, None)
     monkeypatch.undo()
     before = watch.look(2_000)
     monkeypatch.setattr(watch._log, "look", away)
     after = watch.look(9_000)
-    assert (after["state"], after["as_of_ms"], after["at_ms"]) == ("unknown", 2_000, 9_000)
+    assert (after.state, after.as_of_ms, after.at_ms) == ("unknown", 2_000, 9_000)
     same = ("figures", "partitions", "checkpoints")
-    assert [after[name] for name in same] == [before[name] for name in same]
+    assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(drawn(after))
     assert "all of this as it was 7.0 s ago" in console.export_text()
@@ -175,7 +175,7 @@ def test_what_is_refused(orders: Orders) -> None:
 def test_damage_that_hides_the_newest_decision_is_not_well(orders: Orders, look: Look) -> None:
     """The next run would halt on it."""
     orders.ran()
-    assert look()["well"]
+    assert look().well
     orders.kafka.produce(f"{orders.name}.checkpoints", [("manifest/99", b"no manifest")], partition=0)
     seen = look()
-    assert (seen["state"], seen["well"], "manifest/99" in seen["sentence"]) == ("unknown", False, True)
+    assert (seen.state, seen.well, "manifest/99" in seen.sentence) == ("unknown", False, True)

@@ -17,6 +17,7 @@ from running import DESCRIPTORS, Run
 from exactlyonce.pipeline.failpoints import NAMES
 
 TESTS = Path(__file__).parents[1]
+PAGE = "tests/README.md"
 pytestmark = pytest.mark.broker
 
 SAMPLE = (
@@ -52,8 +53,8 @@ def is_there(shown: str) -> bool:
 
 
 def test_promises_are_counted_by_their_rows(table: Callable[..., list[dict[str, str]]]) -> None:
-    columns = ("promise", "what it rests on", "what shows it")
-    shown = {row["promise"]: row["what shows it"] for row in table("docs/guarantees.md", *columns)}
+    shown = {row["promise"]: row["what shows it"] for row in table(PAGE, "promise", "what shows it")}
+    assert [*shown] == [row["promise"] for row in table("docs/guarantees.md", "promise", "what it rests on")]
     with_cells = {row.number for row in ROWS if row.ways}
     for promise in PROMISES:
         rows = re.search(r"rows ([\d, and]+)", shown[promise.text])
@@ -61,7 +62,7 @@ def test_promises_are_counted_by_their_rows(table: Callable[..., list[dict[str, 
 
 
 def test_what_a_row_is_shown_by_as_well_is_there(table: Callable[..., list[dict[str, str]]]) -> None:
-    found = table("docs/guarantees.md", "row", "shown as well by")
+    found = table(PAGE, "row", "shown as well by")
     assert {int(each["row"]) for each in found} <= {row.number for row in ROWS}
     named = [name for each in found for name in re.findall(r"`(tests/[^`]+)`", each["shown as well by"])]
     assert named
@@ -78,7 +79,7 @@ def test_every_row_is_shown() -> None:
 
 
 def test_every_failpoint_of_a_run_is_in_a_row() -> None:
-    """Those of repairs, savepoints, deletions, bounded work, event time and `enrich` have tests of their own."""
+    """Failpoints of repairs, savepoints, deletions, bounded work, event time and `enrich` have tests of their own."""
     crossed = {cell.fault for cell in BY_NAME.values()}
     elsewhere = ("repair-", "unit-", "publication-", "advance-", "savepoint-", "erasing-", "timed-", "enrich-")
     assert {name for name in NAMES if not name.startswith(elsewhere)} <= crossed
@@ -89,8 +90,7 @@ def numbers(cell: str) -> set[int]:
 
 
 def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[dict[str, str]]]) -> None:
-    page = "docs/guarantees.md"
-    without = table(page, "rows", "why no process is killed in them")
+    without = table(PAGE, "rows", "why no process is killed in them")
     listed = sorted(number for row in without for number in numbers(row["rows"]))
     assert listed == [row.number for row in ROWS if not row.ways]
     left_out: dict[str, set[int]] = {}
@@ -106,7 +106,7 @@ def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[di
             assert set(way.shapes) in ({"cycle"}, set(SHAPES))
             assert {*way.sinks, "kafka", "postgres"} == set(SINKS)
             assert {*way.modes, ALIGNED} == set(MODES)
-    rows = {row["not crossed"]: row["rows"] for row in table(page, "not crossed", "rows", "why")}
+    rows = {row["not crossed"]: row["rows"] for row in table(PAGE, "not crossed", "rows", "why")}
     assert rows.pop("barriers that overtake, with one worker") == "all"
     assert not [cell for cell in BY_NAME.values() if (cell.parallelism, cell.mode) == (1, UNALIGNED)]
     assert {choice: numbers(cell) for choice, cell in rows.items()} == left_out

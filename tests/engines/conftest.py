@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore.local import LocalStore
 
 

@@ -28,7 +28,7 @@ def make_certificate(folder: Path, name: str, password: str = "") -> None:
 
 
 def tls_settings(certificates: Path) -> dict[str, str]:
-    """Those of a broker with the certificate `server`."""
+    """The settings for a broker with the certificate `server`."""
     return {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(certificates / "server.both")}
 
 

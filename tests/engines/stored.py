@@ -12,8 +12,8 @@ import msgspec
 from pipelines import Total, copied_and_summed, reading
 
 from exactlyonce import Pipeline
-from exactlyonce.pipeline.delivery import AT_MOST_ONCE, Delivery, StoreDelivery
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.sink import AT_MOST_ONCE, Delivery, StoreDelivery
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink

@@ -49,11 +49,12 @@ def test_no_broker() -> None:
     ("topics", "target", "arguments", "texts"),
     [
         ((), "linear", (), ("{}-in",)),
+        ((), "strict", (), ("{}-in", "{}-out", "create_partitions")),
         (("in",), "strict", (), ("{}-out", "create_partitions")),
         (("in",), "linear", ("--transaction-timeout", "30s"), ("transaction_timeout", "120200 ms")),
         (("in",), "linear", ("--transaction-timeout", "2h"), ("transaction.max.timeout.ms", "900000 ms")),
     ],
-    ids=["no input topic", "no output topic", "below what restarts need", "above the broker's cap"],
+    ids=["no input topic", "no topic at all", "no output topic", "below what restarts need", "above the broker's cap"],
 )
 def test_what_is_refused_at_the_start(
     topics: tuple[str, ...], target: str, arguments: tuple[str, ...], texts: tuple[str, ...], kafka: KafkaCluster,
@@ -67,6 +68,16 @@ def test_what_is_refused_at_the_start(
     there = kafka.admin().list_topics().topics
     assert f"{topic_name}-out" not in there
     assert ("in" in topics) == (f"{topic_name}-in" in there), "no input topic is created"
+
+
+def test_a_missing_variable_is_named_before_missing_topics(
+    kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOP_DSN", raising=False)
+    target = "source_pipelines:table_and_topic"
+    code, said = run_here(kafka.bootstrap_servers, target, "--param", f"name={topic_name}", "--inline", *QUICK)
+    assert code == USER, said
+    assert "Source 'old': dsn is env:SHOP_DSN, but the environment has no variable SHOP_DSN. Export it." in said
 
 
 def test_a_checkpoint_topic_that_is_not_compacted(kafka: KafkaCluster, job_of: JobOf) -> None:
@@ -147,7 +158,7 @@ def test_a_function_that_raises(
 
 
 def open_transactions(job: Job) -> list[str]:
-    """Those of the job with records, which hold readers back."""
+    """The job's transactions with records, which hold readers back."""
     with closing(Transactions(job.config)) as transactions:
         listed = transactions.list(transaction_prefix(job.name))
     return [each.transactional_id for each in listed if each.state in ("Ongoing", "PrepareAbort")]

@@ -12,7 +12,7 @@ import pytest
 from running import Job, stop
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.connectors.blocks.names import name_of, reference
+from exactlyonce.connectors.block_files import name_of, reference
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import block_storage, references
 

@@ -16,8 +16,8 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.channels import INBOX_BYTES_MAX, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.cut import InFlightCapture
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import GraphError
@@ -63,12 +63,13 @@ def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> Non
         reader.fill()
     assert not reader.hungry
     assert writer.unsent
-    capture = reader.capture(1)
+    capture = InFlightCapture("channel", 1, [])
+    reader.capture(capture)
     for _ in range(200):
         writer.flush()
         reader.fill()
     assert capture.whole
-    assert len(capture.frames) == 6
+    assert len(capture.sent) == 6
     assert writer.unsent, "what is behind the barrier is not let in"
     assert not reader.hungry
     got: list[Any] = []

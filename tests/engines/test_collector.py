@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exactlyonce.engines.collector import THRESHOLDS
+from exactlyonce.engines.processes import THRESHOLDS
 
 PLAIN_THRESHOLDS = (700, 10, 10)
 """Python's own."""

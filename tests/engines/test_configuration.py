@@ -12,7 +12,7 @@ from exactlyonce import Pipeline
 from exactlyonce.cli.commands.run import settings_given
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.backends import state_backend
+from exactlyonce.engines.blocks import state_backend
 from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, TABLES, options_from
 from exactlyonce.engines.options import HASHMAP, ROCKSDB, Restoration, StateSettings
 from exactlyonce.pipeline.durations import Duration, duration_ms

@@ -14,13 +14,13 @@ from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.batch import BatchCodec
+from exactlyonce.engines.runtime.cut import WorkerBlocks
 from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import SnapshotDeclined
-from exactlyonce.testing.sink_contract.memory_blocks import MemoryBlocks
+from exactlyonce.testing.sink_contract.hooks import MemoryBlocks
 
 
 class LateBlocks(MemoryBlocks):

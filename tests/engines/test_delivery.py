@@ -14,7 +14,7 @@ import pytest
 from running import Job, visible
 from test_kill_matrix import run_to_the_end
 
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.sink import Delivery
 
 COUNT = 1000
 ONE_CHECKPOINT = ("--checkpoint-interval", "5m")

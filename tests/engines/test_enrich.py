@@ -18,16 +18,23 @@ from running import visible
 from exactlyonce import DeadLetters, Enriched, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime import enriching
-from exactlyonce.engines.runtime.answers import BODY_SIZE_MAX, AnswerCodec, Answers, FetchFailed
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.engines.runtime.enriching import Enricher, Service
-from exactlyonce.engines.runtime.notes import Notes
-from exactlyonce.engines.runtime.order_log import PART_SIZE_MAX, OrderRuns, answers_in, runs_of
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes
+from exactlyonce.engines.runtime.order_log import (
+    BODY_SIZE_MAX,
+    PART_SIZE_MAX,
+    AnswerCodec,
+    Answers,
+    FetchFailed,
+    OrderRuns,
+    answers_in,
+    runs_of,
+)
 from exactlyonce.errors import RecordError, Unavailable
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.errors import ExactlyOnceError, GraphError, Halt
+from exactlyonce.pipeline.retries import Pauses
 from exactlyonce.pipeline.running import RestartSettings
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.cluster import KafkaCluster
@@ -35,7 +42,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enriching, "PAUSE_MIN_S", 0.001)
+    monkeypatch.setattr(enriching, "OF_SERVICE", Pauses(1, 5_000))
 
 
 def batch_of(*records: Any) -> Batch:

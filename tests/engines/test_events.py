@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.decision_log import fenced
 from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.bounded.submit import perform, settled
+from exactlyonce.engines.bounded.stages import perform, settled
 from exactlyonce.engines.events import Selection, ending, event, note
 from exactlyonce.engines.local.reporting import (
     EventReporter,
@@ -95,7 +95,7 @@ def test_facts_come_back_from_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(work: bytes, label: str) -> bytes:
         raise RecordError("bad", topic="orders", partition=1, offset=7)
 
-    monkeypatch.setattr("exactlyonce.engines.bounded.submit._KINDS", {"unit": failing})
+    monkeypatch.setattr("exactlyonce.engines.bounded.stages._KINDS", {"unit": failing})
     with pytest.raises(RecordError) as raised:
         settled([perform(b"\x81\xa4type\xa4unit", "inline-1-0")])
     assert raised.value.facts == {"topic": "orders", "partition": 1, "offset": 7}

@@ -20,8 +20,8 @@ from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import Lookup
 from exactlyonce.pipeline.timed import Expiry, kept_until
 from exactlyonce.pipeline.versions import VersionedState
+from exactlyonce.state.backend import require_meaning
 from exactlyonce.state.errors import StateIncompatible
-from exactlyonce.state.restore import require_meaning
 
 Out = tuple[int, tuple[int, ...]]
 """The id of a record, and those that its key's state had before it."""

@@ -31,7 +31,7 @@ from test_windows import operator_of as windows_of
 
 from exactlyonce.engines.bounded.unit.ordering import ChannelLane, take_along
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import BatchCodec
 from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.engines.runtime.order_log import NOT_A_SOURCE, RECORDS, WATERMARK, OrderRuns, runs_of
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
@@ -352,7 +352,7 @@ class Diamond:
     def take(self, place: int, item: Any) -> None:
         lane = self.lanes[place]
         if isinstance(item, Watermark):
-            self.operators.advance(lane, item)
+            self.operators.advance(lane.name, lane.port, item)
         else:
             lane.batch = item
             self.operators.take(lane, item)
@@ -464,7 +464,7 @@ class Single:
     def advance(self, watermark: int) -> None:
         for lane, items in zip(self.lanes, self._items, strict=True):
             items.append(Watermark(watermark))
-            self.operators.advance(lane, items[-1])
+            self.operators.advance(lane.name, lane.port, items[-1])
 
     def cut(self) -> tuple[bytes, ...]:
         return tuple(self.operators.cut(1, 0, (), whole=False).order or ())

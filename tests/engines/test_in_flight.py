@@ -18,14 +18,13 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local import job
 from exactlyonce.engines.plan import feedback_edges
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.engines.runtime.cut import SubtaskBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.savepoints.contents import LoopEntry, require_same
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.wire import apart, describe
+from exactlyonce.pipeline.records import apart, wire_schema
 from exactlyonce.sinks import KafkaSink
 
 
@@ -58,7 +57,7 @@ class Log:
         before = graph(type_, "orders")
         (edge,) = feedback_edges(before)
         frame = BatchCodec(type_).encode(Batch([record or Order(1, 500)], [Coordinates("in", 0, 7)], None))
-        self.said = in_flight.FRAMES if older else in_flight.record_schemas({"back": describe(type_)})
+        self.said = in_flight.FRAMES if older else in_flight.record_schemas({"back": wire_schema(type_)})
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
         refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
         logs = (ChannelLog("task", 0, 1, tuple(refs)),)
@@ -135,7 +134,7 @@ def test_a_loop_of_classes_without_tags() -> None:
         with pytest.raises(GraphError, match=r"round loop 'back', written as another type"):
             log.restored(graph(type_, "orders"))
     entry = LoopEntry(0, msgspec.msgpack.encode(["Refund", {"id": 7}]), "in", 0, 7)
-    written = describe(Order | Refund)
+    written = wire_schema(Order | Refund)
     require_same("back", Order | Refund | Credit, [entry], "savepoint", written)
     with pytest.raises(GraphError, match=r"written as another type than Order . Credit"):
         require_same("back", Order | Credit, [entry], "savepoint", written)
@@ -163,8 +162,8 @@ def test_a_loop_of_a_type_with_the_same_bytes() -> None:
         Log(Array, record).restored(graph(ArraySwapped, "orders"))
     entries = [LoopEntry(0, msgspec.msgpack.encode(record), "in", 0, 7)]
     with pytest.raises(GraphError, match=rf"loop 'back', written as another type than ArraySwapped, .*: {why}"):
-        require_same("back", ArraySwapped, entries, "savepoint", describe(Array))
-    require_same("back", Array, entries, "savepoint", describe(Array))
+        require_same("back", ArraySwapped, entries, "savepoint", wire_schema(Array))
+    require_same("back", Array, entries, "savepoint", wire_schema(Array))
 
 
 def test_a_loop_that_is_gone() -> None:
@@ -185,9 +184,9 @@ def test_a_loop_that_is_gone() -> None:
 def test_blocks_say_the_schemas_of_loops() -> None:
     log, said = Log(), list[str]()
     attempt = SimpleNamespace(write=lambda block, *_: said.append(block.schema), pending=0)
-    blocks = SubtaskBlocks(WorkerBlocks(cast(Any, attempt), {"back": describe(Order)}), 4, "task", 0)
+    blocks = SubtaskBlocks(WorkerBlocks(cast(Any, attempt), {"back": wire_schema(Order)}), 4, "task", 0)
     next(blocks.in_flight([in_flight.InFlightFrame(">back:0", b"frame")]))
-    assert said == [log.said] == [in_flight.record_schemas({"back": describe(Order)})]
+    assert said == [log.said] == [in_flight.record_schemas({"back": wire_schema(Order)})]
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(True, "1 records went round loops"), (False, "between operators")])

@@ -14,8 +14,8 @@ from waiting import until
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import worker
+from exactlyonce.engines.processes import collecting_rarely
 from exactlyonce.pipeline.errors import UserError
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.cluster import KafkaCluster

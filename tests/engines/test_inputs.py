@@ -18,11 +18,18 @@ from exactlyonce import EventTime
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import IterableSource
 from exactlyonce.connectors.source import ReaderContext
-from exactlyonce.engines.local.inputs import TICK_S, Slices, SourceInput, SourceTrigger
-from exactlyonce.engines.local.pace import ALIGNED, GATHER_S, Pace, slice_pace
+from exactlyonce.engines.local.inputs import (
+    ALIGNED,
+    GATHER_S,
+    TICK_S,
+    Pace,
+    Slices,
+    SourceInput,
+    SourceTrigger,
+    slice_pace,
+)
 from exactlyonce.engines.runtime.activity import Activity
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.watermarks import Barrier, Watermark
 from exactlyonce.engines.system_clock import SystemClock

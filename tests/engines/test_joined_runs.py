@@ -185,13 +185,10 @@ def test_results_are_those_of_sql_over_the_topics(join: str, job_of: Callable[..
     sides.assert_as_by_sql()
 
 
-@pytest.mark.exhaustive(but=["1"])
-@pytest.mark.parametrize("kills", [1, 4])
-def test_pairs_by_the_time_of_one_side_are_counted_once_whenever_a_run_is_killed(
-    kills: int, job_of: Callable[..., Job]
-) -> None:
+@pytest.mark.exhaustive
+def test_pairs_by_the_time_of_one_side_are_counted_once_whenever_a_run_is_killed(job_of: Callable[..., Job]) -> None:
     sides, chance = Sides(job_of, "moved"), random.Random()
-    for parallelism in (2, 3, 1, 4)[:kills]:
+    for parallelism in (2, 3, 1, 4):
         incarnation = sides.job.start("--parallelism", str(parallelism))
         for _ in range(chance.randint(1, 3)):
             sides.feed("in", 50)

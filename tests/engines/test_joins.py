@@ -14,9 +14,8 @@ from test_windows import Arrived as Clicked
 from test_windows import expected as windowed
 from timed_rig import advance, group_of, parts_of
 
-from exactlyonce.engines.runtime import join_operators, waiting, window_join_operators
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime import join_operators, ordering
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, Node
 from exactlyonce.pipeline.joins import AsOf, IntervalJoin, WindowJoin
@@ -26,16 +25,16 @@ from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 
 Join = IntervalJoin | AsOf | WindowJoin
-OPERATORS: dict[type[Timed], Any] = {**join_operators.OPERATORS, **window_join_operators.OPERATORS}
+OPERATORS: dict[type[Timed], Any] = join_operators.OPERATORS
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_memory() -> Iterator[None]:
     """Records get into the table soon, they are in many buckets, and few are many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (join_operators, waiting):
+        for module in (join_operators, ordering):
             patch.setattr(module, "UNWRITTEN_MAX", 12)
-        patch.setattr(waiting, "_BUCKET_BITS", 3)
+        patch.setattr(ordering, "_BUCKET_BITS", 3)
         patch.setattr(join_operators, "_FEW", 1)
         yield
 

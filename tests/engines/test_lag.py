@@ -15,7 +15,7 @@ from settled import await_readable
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.embedded.jars import KAFKA_VERSION
-from exactlyonce.connectors.embedded.java import find_java
+from exactlyonce.connectors.embedded.programs import find_java
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.topics import Topics

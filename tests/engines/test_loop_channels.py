@@ -12,12 +12,10 @@ import pytest
 
 from exactlyonce.engines.local import channels
 from exactlyonce.engines.local.channels import LocalChannel, LoopChannel
-from exactlyonce.engines.local.inputs import ChannelInput, FeedbackInput, RestoredInput
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
+from exactlyonce.engines.local.inputs import BATCH_RECORDS_MAX, ChannelInput, FeedbackInput, Outlet, RestoredInput
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskOperators
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import GraphError

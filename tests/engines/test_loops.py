@@ -19,7 +19,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.runtime.in_flight import frames_of
-from exactlyonce.engines.savepoints.kept_state import kept_state
+from exactlyonce.engines.savepoints.contents import kept_state
 from exactlyonce.testing.cluster import KafkaCluster
 
 EXAMPLES = {"PYTHONPATH": str(Path(__file__).parents[2] / "examples")}

@@ -16,9 +16,17 @@ from run_figures import CHECKPOINT, progress
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.monitoring import serving as module
-from exactlyonce.engines.local.monitoring.health import STANDBY, STUCK_S, WAITING, Health
-from exactlyonce.engines.local.monitoring.metrics import METRICS, Metrics
-from exactlyonce.engines.local.monitoring.serving import CLIENTS_MAX, Asked, serving
+from exactlyonce.engines.local.monitoring.serving import (
+    CLIENTS_MAX,
+    METRICS,
+    STANDBY,
+    STUCK_S,
+    WAITING,
+    Asked,
+    Health,
+    Metrics,
+    serving,
+)
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.event_time import END_OF_TIME

@@ -13,9 +13,8 @@ from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.engines.bounded.unit.ordering import ChannelLane, take_along
 from exactlyonce.engines.runtime import order_log
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.blocks import ORDER
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.engines.runtime.cut import ORDER
 from exactlyonce.engines.runtime.order_log import (
     CLOCK,
     FLOOR,

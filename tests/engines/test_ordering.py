@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_windows import ARRIVALS, WATERMARKS, Arrived, as_batch, floors, in_batches, play_restored
 from timed_rig import advance, group_of, parts_of
 
-from exactlyonce.engines.runtime import waiting
+from exactlyonce.engines.runtime import ordering
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.ordering import OPERATORS, Sorter
 from exactlyonce.pipeline.event_time import END_OF_TIME
@@ -26,8 +26,8 @@ SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("50ms"), Deduplicate("1ms")
 @pytest.fixture(autouse=True)
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records get into the table soon, and are in many buckets."""
-    monkeypatch.setattr(waiting, "UNWRITTEN_MAX", 12)
-    monkeypatch.setattr(waiting, "_BUCKET_BITS", 3)
+    monkeypatch.setattr(ordering, "UNWRITTEN_MAX", 12)
+    monkeypatch.setattr(ordering, "_BUCKET_BITS", 3)
 
 
 def operator_of(

@@ -17,10 +17,9 @@ import pytest
 from confluent_kafka import Message
 
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
+from exactlyonce.engines.runtime.faults import RETRY_PAUSES_S
 from exactlyonce.engines.runtime.operators import Map, SinkOutput, Stateful
-from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.errors import Unavailable
 from exactlyonce.pipeline.codec import Codec
@@ -177,7 +176,7 @@ def test_an_outage_that_a_sink_meets_restarts_the_job(name: str, argument: str) 
 
     options: dict[str, Any] = {argument: Codec("ids", int, fails, int) if argument == "value" else fails}
     pauses = Pauses()
-    sink = SinkOutput("out", Nothing(), KafkaSink[int]("out", **options).encoder(int), sleep=pauses.sleep)
+    sink = SinkOutput("out", Nothing().write, KafkaSink[int]("out", **options).encoder(int), sleep=pauses.sleep)
     with pytest.raises(ExactlyOnceError) as raised:
         sink(Batch([1, 2, 3], [Coordinates("orders", 3, n) for n in range(3)]))
     assert isinstance(raised.value, Unavailable)

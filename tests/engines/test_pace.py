@@ -9,11 +9,9 @@ import msgspec
 import pytest
 
 from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, Channel, LocalChannel, SocketChannel
-from exactlyonce.engines.local.inputs import ChannelInput
-from exactlyonce.engines.local.pace import ALIGNED, IN_FLIGHT_MIN, Pace, slice_pace
+from exactlyonce.engines.local.inputs import ALIGNED, IN_FLIGHT_MIN, ChannelInput, Pace, slice_pace
 from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activity
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
 from exactlyonce.engines.runtime.operators import Map
 from exactlyonce.engines.runtime.watermarks import Barrier
 

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from run_figures import CHECKPOINT, PHASES, progress
 
@@ -18,10 +19,8 @@ from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.messages import WatermarkOf
-from exactlyonce.engines.local.monitoring.health import Health
-from exactlyonce.engines.local.monitoring.page import Page
-from exactlyonce.engines.local.monitoring.serving import Asked, serving
-from exactlyonce.engines.local.monitoring.triggered import CHECKPOINTS
+from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, Page
+from exactlyonce.engines.local.monitoring.serving import Asked, Health, serving
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.sinks import KafkaSink
@@ -73,7 +72,7 @@ def complete(page: Page, number: int) -> None:
 
 
 def outcomes(page: Page) -> dict[int, str]:
-    return {each["id"]: each["outcome"] for each in page.state()["checkpoints"]}
+    return {each.id: each.outcome for each in page.state().checkpoints}
 
 
 def detail(page: Page, number: object) -> Any:
@@ -110,7 +109,7 @@ def test_operators_say_which_records_they_bring_together(health: Health) -> None
     counts.sink("out", KafkaSink("out"))
     words.reduce("longest", max).sink("longest-out", KafkaSink("longest"))
     page = Page(plan(pipeline.build(), 2), health, Clock())
-    told = {node["id"]: node["about"] for node in page.state()["graph"]}
+    told = {node["id"]: node["about"] for node in page.state().graph}
     assert told["words"] == "KafkaSource words"
     assert told["counts"] == "tumbling 10s, lateness 5s"
     assert told["longest"] == "state str"
@@ -121,12 +120,12 @@ def test_the_bottleneck_is_named(page: Page) -> None:
     for records, busy_s in ((0, 0.0), (500, 9.0)):
         page.progress(progress(0, records, operators={"longest": (busy_s, records), "out": (0.1, records)}))
     state = page.state()
-    assert state["cause"] == "operator 'longest' takes 90% of a worker's time: it bounds the throughput"
-    nodes = {node["id"]: node for node in state["graph"]}
+    assert state.cause == "operator 'longest' takes 90% of a worker's time: it bounds the throughput"
+    nodes = {node["id"]: node for node in state.graph}
     assert (nodes["longest"]["rate"], nodes["longest"]["busy"]) == (50, pytest.approx(0.9))
     assert [read["shuffled"] for read in nodes["longest"]["reads"]] == [True]
     page.progress(progress(1, 0, waiting=["store 'shop' is away"]))
-    assert page.state()["cause"] == "worker 1: store 'shop' is away", "a wait explains more than a cost"
+    assert page.state().cause == "worker 1: store 'shop' is away", "a wait explains more than a cost"
 
 
 def test_a_store_that_does_not_answer_is_named_before_the_first_incarnation(health: Health) -> None:
@@ -135,19 +134,21 @@ def test_a_store_that_does_not_answer_is_named_before_the_first_incarnation(heal
     page = Page(plan(pipeline.build(), 1), health, Clock())
     page.turned("recovering")
     page.event({"event": "step", "step": "asks", "at_ms": 0, "whom": "the store of sink 'out'"})
-    assert page.state()["cause"] == "no answer yet from the store of sink 'out', after 20.0 s"
+    assert page.state().cause == "no answer yet from the store of sink 'out', after 20.0 s"
     page.event({"event": "started", "incarnation": 1, "at_ms": 0})
-    assert page.state()["cause"] == ""
+    assert page.state().cause == ""
 
 
 def test_figures_have_an_age_while_a_source_waits(page: Page) -> None:
     """The fake clock goes on by 10 s at each look."""
     page.progress(progress(0, 1))
     first = page.state()
-    assert first["at_ms"] - first["as_of_ms"] <= 20_000
+    assert first.as_of_ms is not None
+    assert first.at_ms - first.as_of_ms <= 20_000
     page.progress(progress(0, 1, waiting=["a broker is away"]))
     second = page.state()
-    assert second["as_of_ms"] < second["at_ms"] - 20_000
+    assert second.as_of_ms is not None
+    assert second.as_of_ms < second.at_ms - 20_000
 
 
 def test_the_policy_names_the_one_script_of_the_page(page: Page) -> None:
@@ -171,12 +172,12 @@ def test_who_holds_the_watermark_back(page: Page) -> None:
         page.progress(progress(3 + worker, 1, watermarks={"counts": counts}, late={"counts": 2}, operators=operators))
     page.progress(progress(5, 1, watermarks={"by-length": WatermarkOf(NO_WATERMARK, False)}))
     state = page.state()
-    assert state["watermarks"] == [
+    assert msgspec.to_builtins(state.watermarks) == [
         {"id": "words", "at_ms": 7, "held_back_by": "words[1]", "late": 0, "came": 0},
         {"id": "counts", "at_ms": 6, "held_back_by": "", "late": 4, "came": 10},
         {"id": "by-length", "at_ms": None, "held_back_by": "", "late": 0, "came": 0},
     ]
-    assert sum(each["lag"] for each in state["partitions"]) == 6 * 9
+    assert sum(each.lag or 0 for each in state.partitions) == 6 * 9
 
 
 def test_what_is_wrong_comes_first(page: Page) -> None:
@@ -189,8 +190,8 @@ def test_what_is_wrong_comes_first(page: Page) -> None:
         }
     )
     state = page.state()
-    assert (state["well"], state["sentence"].split(",")[0]) == (False, "recovering")
-    assert state["cause"].endswith("worker 1 was killed")
+    assert (state.well, state.sentence.split(",")[0]) == (False, "recovering")
+    assert state.cause.endswith("worker 1 was killed")
 
 
 @pytest.mark.exhaustive

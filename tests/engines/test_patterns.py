@@ -15,7 +15,7 @@ from waiting import until
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 
 pytestmark = pytest.mark.broker
@@ -50,10 +50,10 @@ def topics_of(job_of: Callable[..., Job]) -> Callable[..., Topics]:
     return lambda *arguments: Topics(job_of("source_pipelines:patterned", *arguments))
 
 
-def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
-    """A run takes up topics and partitions that come while it runs. It is killed once a checkpoint has a new topic; a
-    wider one follows, and then bounded work. An audit computes all of it again."""
-    topics = topics_of("--parallelism", "2", "--num-retained", "100")
+def test_topics_that_come_later(topics_of: Any) -> None:
+    """A run takes up topics and partitions that come while it runs. It is killed once a checkpoint has a new topic, and
+    a wider one follows."""
+    topics = topics_of("--parallelism", "2")
     job = topics.job
     topics.add("a", 2, 300)
     topics.add("b.c", 3, 300)
@@ -68,16 +68,25 @@ def test_topics_that_come_later(topics_of: Any, tmp_path: Path) -> None:
     run = job.start("--parallelism", "1", "--inline")
     topics.assert_output()
     stop(run)
+
+
+@pytest.mark.exhaustive
+def test_bounded_work_takes_up_topics(topics_of: Any, tmp_path: Path) -> None:
+    """An audit computes all of it again."""
+    topics = topics_of("--num-retained", "100")
+    job = topics.job
+    topics.add("a", 2, 300)
+    job.finish_here()
     topics.add("0", 2, 300)
-    job.feed(300, "in-d")
+    job.feed(300, "in-a")
     loaded = load_pipeline("source_pipelines", "patterned", job.name)
     options = RunOptions(job.config, CheckpointSettings(num_retained=100), parallelism=2)
     summary = CatchUp(loaded, options, Silent(), chunk_records=400).lead(in_process, tmp_path / "staging")
     assert summary.records == 600
-    assert len({at.topic for at in summary.manifest.in_cluster}) == 5
+    assert len({at.topic for at in summary.manifest.in_cluster}) == 2
     topics.assert_output()
     report = audited(loaded, options.client, tmp_path)
-    assert (report.findings, report.records_in) == ([], 2_100)
+    assert (report.findings, report.records_in) == ([], 900)
     assert report.checkpoints[-1] == summary.manifest.checkpoint
     assert not CatchUp(loaded, options, Silent()).lead(in_process, tmp_path / "staging").records
 

@@ -13,18 +13,22 @@ import pytest
 from blank_manifest import blank_committable, blank_manifest
 
 from exactlyonce.checkpoint.records.manifest import ChannelLog
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore import local
 from exactlyonce.connectors.filestore.local import LocalStore
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.engines.runtime.cut import SubtaskBlocks, WorkerBlocks, finish
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.savepoints import exported
-from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import (
+    KeptEntry,
+    LoopEntry,
+    Saved,
+    SavedLoop,
+    SavedOperator,
+    TopicSavepoint,
+)
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint, export, remove
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -125,6 +129,15 @@ def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.M
     found = ExportedSavepoint.at(export(Mock(saved=saved, entries=lambda _: iter(states)), f"file://{tmp_path}"))
     assert [each.entries for each in found.operator("sums").files] == [10, 10, 5]
     assert sorted(found.entries("sums")) == sorted(states)
+
+
+def test_the_folder_around_savepoints_is_answered_with_them(savepoint: TopicSavepoint, exports: Path) -> None:
+    """What else is there, as an export that was not finished, is left out."""
+    urls = sorted(export(savepoint, f"file://{exports}") for _ in range(2))
+    (exports / "totals-9-0a1b2c3d").mkdir()
+    with pytest.raises(ConfigError, match="itself, but in folders of it: give the URL of one") as refused:
+        ExportedSavepoint.at(f"file://{exports}")
+    assert sorted(line.strip() for line in str(refused.value).splitlines()[1:]) == urls
 
 
 @pytest.mark.parametrize(("before", "after"), [(b'"format":2', b'"format":1'), (b'{"format"', b'{ "format"')])

@@ -18,16 +18,23 @@ from blank_manifest import blank_manifest
 from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.block_files import FileStorage
 from exactlyonce.connectors.filestore.local import LocalStore
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.savepoints.contents import LoopEntry, Saved, SavedLoop, SavedOperator, TopicSavepoint
+from exactlyonce.engines.runtime.batch import BatchCodec
+from exactlyonce.engines.savepoints.contents import (
+    KeptEntry,
+    LoopEntry,
+    Saved,
+    SavedLoop,
+    SavedOperator,
+    SavedTimes,
+    TopicSavepoint,
+    kept_state,
+)
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
-from exactlyonce.engines.savepoints.fitting import RestoreTarget, fitting, require_readable
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, SavedTimes, kept_state
-from exactlyonce.engines.savepoints.restoring import Restoring
+from exactlyonce.engines.savepoints.restoring import RestoreTarget, Restoring, fitting, require_readable
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.keys import canonical_key, key_group

@@ -13,8 +13,8 @@ import pytest
 
 from exactlyonce import Count, KafkaSink, KafkaSource, Pipeline, Tumbling
 from exactlyonce.engines.savepoints import seeding
+from exactlyonce.engines.savepoints.contents import decoded
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export
-from exactlyonce.engines.savepoints.kept_state import decoded
 from exactlyonce.engines.savepoints.seeding import RowType, SeededOperator, SeededSavepoint, Unfit
 from exactlyonce.errors import ConfigError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph

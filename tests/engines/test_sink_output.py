@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.engines.runtime.operators import Declared, SinkOutput
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.sinks import KafkaSink, RedisSink
@@ -47,7 +46,7 @@ def refusal(encoder: SinkEncoder, *records: Any) -> str:
     origins = [Coordinates("orders", 2, 10 + place) for place in range(len(records))]
     written = Written([])
     with pytest.raises(RecordError) as refused:
-        SinkOutput("table", written, encoder)(Batch(list(records), origins))
+        SinkOutput("table", written.write, encoder)(Batch(list(records), origins))
     assert written.outputs == []
     return str(refused.value)
 
@@ -55,7 +54,7 @@ def refusal(encoder: SinkEncoder, *records: Any) -> str:
 def test_a_value_of_another_type_is_told_of_the_operator() -> None:
     """The operator gives another type than it declares; other faults are the sink's."""
     places = [Coordinates("orders", 2, 10), Coordinates("orders", 2, 11)]
-    sink = SinkOutput("out", Written([]), KafkaSink[str]("out").encoder(str), declared=Declared("name", str))
+    sink = SinkOutput("out", Written([]).write, KafkaSink[str]("out").encoder(str), declared=Declared("name", str))
     with pytest.raises(RecordError) as refused:
         sink(Batch(["ann", 7], places))
     assert str(refused.value).startswith(
@@ -63,7 +62,7 @@ def test_a_value_of_another_type_is_told_of_the_operator() -> None:
         "Expected `str`, got `int`. The job has stopped before it; nothing is lost. Let its function return str, or "
         "declare what it returns; or leave the record out: --skip orders:2:11."
     )
-    table = SinkOutput("table", Written([]), Columns(), declared=Declared("sum", Total))
+    table = SinkOutput("table", Written([]).write, Columns(), declared=Declared("sum", Total))
     with pytest.raises(RecordError, match="Sink 'table' cannot write the record at"):
         table(Batch([Total("ann", 10)], places[:1]))
 

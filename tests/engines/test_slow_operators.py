@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from running import HERE, Job, ids_in, stop
 
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
+from exactlyonce.engines.local.inputs import BATCH_RECORDS_MAX
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from confluent_kafka import Message
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import RecordError

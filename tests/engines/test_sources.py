@@ -66,6 +66,7 @@ def test_files_are_read_once(files_of: Any) -> None:
     job.assert_output()
 
 
+@pytest.mark.exhaustive
 def test_files_and_a_process_that_is_killed(files_of: Any, failpoint: Any) -> None:
     job, folder = files_of("files", "--parallelism", "2")
     for number in range(3):

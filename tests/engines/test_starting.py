@@ -36,7 +36,7 @@ def test_a_worker_imports_no_client_or_store_that_it_does_not_use() -> None:
 
 def test_a_program_that_imports_the_package_loads_no_client_and_no_engine() -> None:
     modules = loaded("from exactlyonce import *")
-    unused = {DOWNLOADS, "exactlyonce.checkpoint.records.encoding", "exactlyonce.connectors.blocks.storage"}
+    unused = {DOWNLOADS, "exactlyonce.checkpoint.records.encoding", "exactlyonce.connectors.block_files"}
     assert {"exactlyonce.connectors.kafka.source", "exactlyonce.sinks.kafka.sink"} <= modules
     assert modules & {*CLIENTS, *OTHERS, *unused, "exactlyonce.engines.local", "exactlyonce.engines.options"} == set()
 

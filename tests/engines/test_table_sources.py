@@ -17,7 +17,7 @@ from shop import on_mariadb, on_postgres
 
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
@@ -195,6 +195,7 @@ class Changes(Silent):
         super().advanced(advanced, offsets)
 
 
+@pytest.mark.exhaustive(but=["postgres"])
 def test_bounded_work_reads_a_table(table_of: Any, tmp_path: Path) -> None:
     """In several checkpoints, each key once; on PostgreSQL the driver keeps the snapshot, as the leader of a run does.
     MySQL's session ends with a unit, so bounded work refuses to promise one snapshot."""

@@ -12,10 +12,8 @@ import pytest
 
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes, record_error
 from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,
@@ -26,7 +24,6 @@ from exactlyonce.engines.runtime.operators import (
     Split,
     Stateful,
     listeners,
-    record_error,
 )
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.functions import Output
@@ -102,6 +99,18 @@ def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int
     """StopIteration is an error of its record, and no end of the batch."""
     with pytest.raises(RecordError, match=rf"'op' raised StopIteration.* on the record at t\[0\] offset {offset}\."):
         pushed(make(nothing_at(offset)), list(range(COUNT)))
+
+
+def no_pair(basket: Basket | None, item: int) -> int:
+    return item
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_function_that_returns_no_pair_is_named_with_its_line(flat: bool) -> None:
+    place = rf"test_users_functions.py:{no_pair.__code__.co_firstlineno} in no_pair"
+    said = rf"cannot unpack .*: it must return a pair, the state and the output \({place}\), on the record at t\[0\]"
+    with pytest.raises(RecordError, match=said):
+        pushed(stateful(no_pair, flat=flat), [1])
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from exactlyonce.engines.local.messages import (
     WorkerFailed,
 )
 from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
-from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import ExactlyOnceError, OutputLost, RecordError
+from exactlyonce.pipeline.sink import Delivery
 from exactlyonce.sinks import KafkaSink
 
 

@@ -12,8 +12,7 @@ from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.assembler import TaskOperators
-from exactlyonce.engines.runtime.batch import Batch, floors_of, joined
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, floors_of, joined
 from exactlyonce.engines.runtime.ordering import Sorter
 from exactlyonce.engines.runtime.timed_operators import TimedParts
 from exactlyonce.engines.runtime.watermarks import Barrier, MergedPorts, Watermark

@@ -18,11 +18,10 @@ from timed_rig import GROUPS, advance, group_of, parts_of
 from window_clicks import insert
 
 from exactlyonce.engines.runtime import window_operators
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import Coordinates
-from exactlyonce.engines.runtime.revisions import OPERATORS as REVISING
+from exactlyonce.engines.runtime.batch import Batch, Coordinates
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
 from exactlyonce.engines.runtime.window_operators import OPERATORS, WindowOperator
+from exactlyonce.engines.runtime.window_operators import OPERATORS as REVISING
 from exactlyonce.pipeline.aggregates import folded
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -272,7 +271,7 @@ def test_a_firing_goes_by_window_then_key_group_then_key_in_slices_of_the_room(w
 
 
 WATERMARKS = {group: 139 if group == group_of("b") else 39 for group in GROUPS}
-"""Those of key groups that subtasks at different ones had before a restore."""
+"""Watermarks of key groups that subtasks at different ones had before a restore."""
 
 
 def play_restored(operator: TimedOperator[Any], push: Callable[[Batch], None]) -> list[Arrived]:

@@ -14,8 +14,7 @@ from test_windows import ARRIVALS, WINDOWS, Arrived, Seen, as_batch, expected, f
 from test_windows import operator_of as windows_of
 
 from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.dead_letters import DeadLetterOutput
-from exactlyonce.engines.runtime.notes import Notes
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes
 from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.errors import RecordError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK

@@ -16,7 +16,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.runtime.in_flight import blocks_of
-from exactlyonce.state.index import decode_index
+from exactlyonce.state.chain import decode_index
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 

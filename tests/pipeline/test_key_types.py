@@ -11,10 +11,8 @@ import pytest
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.pipeline import key_types
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.key_types import described
-from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.keys import canonical_key, holds_keys, key_schema
 from exactlyonce.sinks import KafkaSink
 
 
@@ -67,7 +65,7 @@ OTHER: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("old", "new", "holds"), [(*each, True) for each in SAME] + [(*each, False) for each in OTHER])
 def test_keys_of_another_type(old: Any, new: Any, holds: bool) -> None:
     """Names of classes, and what wraps a value, are not in the bytes; all else is."""
-    assert key_types.holds(described(new), described(old)) is holds
+    assert holds_keys(key_schema(new), key_schema(old)) is holds
 
 
 def test_what_is_written_alike() -> None:

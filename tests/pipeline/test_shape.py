@@ -15,12 +15,12 @@ from typing_extensions import NotRequired, TypedDict
 
 from exactlyonce.engines.spark.source.spark_types import column
 from exactlyonce.pipeline.avro import avro_schema
-from exactlyonce.pipeline.key_types import holds
+from exactlyonce.pipeline.keys import holds_keys
 from exactlyonce.pipeline.shape import Form, UnsupportedType, describe, described_shape, record_fields, shape_of
 from exactlyonce.sinks.files.avro import avro_record
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.parquet import arrow_schema
-from exactlyonce.sinks.postgres.column_types import created_type
+from exactlyonce.sinks.postgres.catalogue import created_type
 from exactlyonce.sinks.sql.fields import fields_of, kind_name
 from exactlyonce.state.state_type import StateType
 
@@ -210,8 +210,8 @@ def test_keys_within_themselves_are_compared_to_their_end() -> None:
     def chain(*own: Any) -> Any:
         return {"record": "Chain", "fields": [["next", {"union": [{"record": "Chain"}, "null"]}], *own]}
 
-    assert holds(chain(["a", "int"]), chain(["a", "int"]))
-    assert not holds(chain(["a", "int"]), chain(["a", "str"]))
+    assert holds_keys(chain(["a", "int"]), chain(["a", "int"]))
+    assert not holds_keys(chain(["a", "int"]), chain(["a", "str"]))
 
 
 def test_a_state_of_a_generic_class_is_known_to_be_mutable() -> None:

@@ -19,8 +19,8 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.aggregates import Place, Placed
 from exactlyonce.pipeline.durations import Duration
+from exactlyonce.pipeline.event_time import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.moments import EARLIEST_MS, LATEST_MS
 from exactlyonce.pipeline.windows import Hopping, Revised, Session, Tumbling, Window, Windowed, moment, window_of
 from exactlyonce.sinks import KafkaSink, PrintSink
 

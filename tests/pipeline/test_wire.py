@@ -16,7 +16,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.lossy import in_utc
-from exactlyonce.pipeline.wire import apart, describe, wire_of
+from exactlyonce.pipeline.records import apart, wire_of, wire_schema
 from exactlyonce.sinks import KafkaSink
 
 
@@ -66,7 +66,7 @@ def test_records_come_back_as_of_their_class(type_: Any) -> None:
     packed = msgspec.msgpack.encode(wire.wrap(records))
     wire_type: Any = wire.type
     assert wire.unwrap(msgspec.msgpack.decode(packed, type=list[wire_type])) == records
-    assert describe(type_) == shape.describe(wire.type)
+    assert wire_schema(type_) == shape.describe(wire.type)
 
 
 @pytest.mark.parametrize("type_", [int, int | str, Order | None, Order | int, Order | Pair, list[Order], Record[Order]])
@@ -74,7 +74,7 @@ def test_what_msgspec_tells_apart_stays_as_it_is(type_: Any) -> None:
     """Older checkpoints are read as before."""
     wire = wire_of(type_)
     assert (wire.type, wire.wrap, wire.unwrap) == (type_, None, None)
-    assert describe(type_) == shape.describe(type_)
+    assert wire_schema(type_) == shape.describe(type_)
 
 
 @pytest.mark.parametrize("record", [Larger(1), {"id": 1}, None, 1], ids=repr)
@@ -100,7 +100,7 @@ def test_a_record_of_another_class_is_none_of_them(record: Any) -> None:
 def test_what_no_class_tells_apart_is_refused(type_: Any) -> None:
     assert apart(type_) == {}
     with pytest.raises(shape.UnsupportedType):
-        describe(type_)
+        wire_schema(type_)
 
 
 def test_points_in_time_are_in_utc_by_class() -> None:

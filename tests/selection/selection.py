@@ -41,12 +41,16 @@ LONG = {"slow": 10, "broker": 1}
 """The seconds that a test takes, about, by mark."""
 LONG_FILES = {
     "tests/sinks/tables/test_table_schedules.py": 25,
-    "tests/testing/test_state_contract.py": 15,
+    "tests/testing/test_state_contract.py": 20,
+    "tests/sinks/iceberg/test_iceberg_sink.py": 10,
+    "tests/sinks/lake/test_lake_tables.py": 10,
+    "tests/sinks/postgres/test_postgres_contract.py": 10,
+    "tests/test_docs.py": 10,
+    "tests/test_packaging.py": 10,
     "tests/testing/test_exactly_once.py": 10,
     "tests/testing/test_sink_contract.py": 10,
     "tests/state/rocksdb/test_files.py": 7,
     "tests/state/rocksdb/test_table.py": 7,
-    "tests/test_packaging.py": 5,
     "tests/testing/test_servers.py": 5,
 }
 """The seconds that a file takes, about, whose tests have no such mark: the last to begin would end alone."""

@@ -79,7 +79,12 @@ def said(count: int, reason: str) -> str:
         ("", 5, said(1, "matrix")),
         ("--matrix", 6, "nothing"),
         ("--sample -k plain", 1, f"{said(3, 'exhaustive')}; {said(1, 'matrix')}"),
-        ("--sample -n 2 --dist loadfile", 2, f"{said(3, 'exhaustive')}; {said(1, 'matrix')}"),
+        pytest.param(
+            "--sample -n 2 --dist loadfile",
+            2,
+            f"{said(3, 'exhaustive')}; {said(1, 'matrix')}",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_marked_cases_are_left_out(suite: pytest.Pytester, options: str, passed: int, left_out: str) -> None:

@@ -13,7 +13,8 @@ from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.commits import stores as store_commits
 from exactlyonce.checkpoint.transactions import commit, transactional_writer
 from exactlyonce.engines.local import job, task
-from exactlyonce.engines.runtime import blocks, in_flight
+from exactlyonce.engines.runtime import cut, in_flight
+from exactlyonce.pipeline.retries import Pauses
 from exactlyonce.sinks.kafka import writer
 from exactlyonce.sinks.write_ahead import writer as write_ahead
 
@@ -23,7 +24,7 @@ BOUNDS = (
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
     (leader, "WATCH_INTERVAL_MS", 2_000),
     (writer, "WAITING_MIN", 4),
-    (blocks, "BLOCKS_PENDING_MAX", 2),
+    (cut, "BLOCKS_PENDING_MAX", 2),
     (in_flight, "PIECE_BYTES", 400),
     (in_flight, "NAMED_MAX", 2),
     (in_flight, "LISTED_MAX", 3),
@@ -32,7 +33,7 @@ BOUNDS = (
     (leader, "UPKEEP_INTERVAL_S", 1.0),
     (job, "UPKEEP_INTERVAL_S", 2.0),
     (job, "MAILBOX_INTERVAL_MS", 3),
-    (store_commits, "PAUSE_LONGEST_MS", 400),
+    (store_commits, "OF_STORE", Pauses(50, 400)),
     (write_ahead, "CHUNK_SIZE", 500),
     (write_ahead, "BLOCKS_PENDING_MAX", 4),
     (write_ahead, "NAMED_MAX", 2),

@@ -19,15 +19,14 @@ from exactlyonce.checkpoint.requests import FindReferences
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.engines.local.messages import WorkerFailed
 from exactlyonce.pipeline.errors import Facts
-from exactlyonce.testing.broker.interface import NoAnswer
-from exactlyonce.testing.broker.unreliable import Fault
-from exactlyonce.testing.simulation.faults import Faults
+from exactlyonce.testing.broker.interface import Fault, NoAnswer
+from exactlyonce.testing.simulation.world import Faults
 
 if TYPE_CHECKING:
     from world import World
 
     from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
-    from exactlyonce.testing.simulation.processes import Process
+    from exactlyonce.testing.simulation.world import Process
 
 EXPIRY_MS = 60_000
 """After so long the broker forgets a transactional id."""

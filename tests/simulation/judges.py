@@ -22,8 +22,8 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manife
 from exactlyonce.pipeline.joins import AsOf
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.timers import kept_entry
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 
 
 class OracleUnaligned(Oracle):

@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.coordinator import JobState
 if TYPE_CHECKING:
     from world import World
 
-    from exactlyonce.testing.simulation.processes import Attempt, Process
+    from exactlyonce.testing.simulation.world import Attempt, Process
 
 RECORD_MS = (0, 1, 2, 5, 10, 20, 50)
 """The cost of a record at a step of the topology."""

@@ -22,7 +22,7 @@ from exactlyonce.state.rocksdb import files, interval, memory, table
 if TYPE_CHECKING:
     from world import World
 
-    from exactlyonce.testing.simulation.processes import Attempt
+    from exactlyonce.testing.simulation.world import Attempt
 
 T = TypeVar("T")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 from planting import (
@@ -24,10 +24,11 @@ from exactlyonce.checkpoint import decision_log, events
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.local.channels import Capture, LoopChannel, SocketChannel
-from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, FeedbackInput, RestoredInput
+from exactlyonce.engines.local.channels import LoopChannel, SocketChannel
+from exactlyonce.engines.local.inputs import ChannelInput, FeedbackInput, RestoredInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.cut import InFlightCapture
 from exactlyonce.engines.runtime.watermarks import Barrier
 
 UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
@@ -37,10 +38,10 @@ UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
 
 
 @mutant("what comes before the barrier is not captured", WRONG, luck=UNALIGNED, first=7)
-@in_place_of(Capture, "arrived")
-def _dropped(real: Any, self: Capture, frame: Any) -> None:
+@in_place_of(InFlightCapture, "arrived")
+def _dropped(real: Any, self: InFlightCapture, frame: Any) -> None:
     real(self, frame)
-    self.frames.clear()
+    self.sent.clear()
 
 
 @mutant("what its sender had not sent is not captured", WRONG, luck=UNALIGNED, first=11)
@@ -60,18 +61,18 @@ def _rest(real: Any, self: ChannelInput, checkpoint: int) -> Any:
 
 
 @mutant("a capture ends at whichever barrier comes", WRONG, luck="crowded", first=102)
-@in_place_of(Capture, "arrived")
-def _any_barrier(real: Any, self: Capture, frame: Any) -> None:
+@in_place_of(InFlightCapture, "arrived")
+def _any_barrier(real: Any, self: InFlightCapture, frame: Any) -> None:
     if isinstance(frame, bytes):
-        self.frames.append(frame)
+        self.sent.append(frame)
     else:
         self.whole = True
 
 
-mutant(
-    "a subtask acknowledges before its captures are whole", WRONG, patch.object(ChannelCapture, "whole", True),
-    luck=UNALIGNED,
-)  # fmt: skip
+@mutant("a subtask acknowledges before its captures are whole", WRONG, luck=UNALIGNED)
+@in_place_of(Subtask, "_captures")
+def _acknowledged_early(real: Any, self: Subtask, owing: Any, checkpoint: int) -> Any:
+    return [SimpleNamespace(whole=True, frames=each.frames) for each in real(self, owing, checkpoint)]
 
 
 @mutant("what is restored and not yet taken is not captured again", WRONG, luck="crowded", first=20)
@@ -149,7 +150,7 @@ def _no_log(real: Any, self: Subtask, owing: Any, checkpoint: int) -> Any:
 @in_place_of(FeedbackInput, "capture")
 def _resting(real: Any, self: FeedbackInput, checkpoint: int) -> Any:
     found = real(self, checkpoint)
-    found.behind.frames.clear()
+    found.sent.clear()
     return found
 
 
@@ -157,9 +158,7 @@ def _resting(real: Any, self: FeedbackInput, checkpoint: int) -> Any:
 @in_place_of(FeedbackInput, "capture")
 def _behind(real: Any, self: FeedbackInput, checkpoint: int) -> Any:
     found = real(self, checkpoint)
-    frames = Capture(checkpoint)
-    frames.frames, frames.whole = list(found.behind.frames), True
-    return ChannelCapture(found.name, found.begun, frames)
+    return InFlightCapture(found.name, checkpoint, found.begun, [*found.sent], whole=True)
 
 
 @mutant("feedback ahead of the snapshot is not held back", WRONG, shape="mutual", luck=CYCLES, first=20)

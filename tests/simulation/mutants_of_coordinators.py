@@ -38,8 +38,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest, coordinator_id
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
 from exactlyonce.checkpoint.transactions import commit
-from exactlyonce.connectors.blocks.names import name_of
-from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.connectors.block_files import FileBlocks, name_of
 from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
@@ -49,12 +48,12 @@ from exactlyonce.pipeline.errors import StorageUnavailable
 
 
 @mutant("commit before the manifest", UNNAMED)
-@in_place_of(leader, "decide")
-def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
-    checked = yield from protocols[0].check_uncounted(plan.precommits, plan.ages_ms)
+@in_place_of(Leader, "_decide")
+def _commit_first(real: Any, self: Any, plan: Any, pinned: Any) -> Any:
+    checked = yield from self.transactions.check_uncounted(plan.precommits, plan.ages_ms)
     if not isinstance(checked, Refuse):
         yield from commit.commit(checked)
-    return (yield from real(plan, protocols, *more, **named))
+    return (yield from real(self, plan, pinned))
 
 
 mutant(

@@ -8,8 +8,7 @@ from unittest.mock import patch
 
 from planting import CROWDED, LATE, OVERLOADED, in_place_of, mutant
 
-from exactlyonce.engines.local.inputs import ChannelInput, PacedInput
-from exactlyonce.engines.local.pace import Outlet
+from exactlyonce.engines.local.inputs import ChannelInput, Outlet, PacedInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.sinks.kafka.writer import ProducingWriter
 

@@ -12,7 +12,7 @@ import planting
 from planting import COUNT, LEFT, TOMBSTONED, in_place_of, replaced, unchecked
 from topologies import ANY_STORE
 
-from exactlyonce.checkpoint import decision, decision_log, events, kept_blocks, leader
+from exactlyonce.checkpoint import decision_log, events, kept_blocks, leader
 from exactlyonce.checkpoint.commits.stores import StagedCommits
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Fates
@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.sinks import ledger
 from exactlyonce.sinks.ledger import LedgerEntry
-from exactlyonce.sinks.write_ahead.committer import RowsCommitter
+from exactlyonce.sinks.write_ahead.sink import RowsCommitter
 from exactlyonce.sinks.write_ahead.writer import RowsWriter
 
 UNDECIDED = r"is applied though no durable manifest names it"
@@ -78,21 +78,12 @@ def _gone_forgotten(real: Any, self: Any, *arguments: Any, **options: Any) -> An
 
 
 @mutant("rows are applied before the manifest is durable", UNDECIDED)
-def _applied_first() -> Iterable[Any]:
-    stores: list[Any] = []
-
-    def decide(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
-        stores[:] = protocols[1:]
-        return (yield from real(plan, protocols, *more, **named))
-
-    def produced(real: Any, *arguments: Any) -> Any:
-        manifest = yield from real(*arguments)
-        if isinstance(manifest, Manifest):
-            yield from stores[0].commit(manifest)
-        return manifest
-
-    yield replaced(leader, "decide", decide)
-    yield replaced(decision, "_produced", produced)
+@in_place_of(leader.Leader, "_produced")
+def _applied_first(real: Any, self: Any, plan: Any) -> Any:
+    manifest = yield from real(self, plan)
+    if isinstance(manifest, Manifest):
+        yield from self._stores.commit(manifest)
+    return manifest
 
 
 @mutant("a checkpoint is finalized before its rows are applied", NOT_THERE)
@@ -103,14 +94,14 @@ def _finalized_first() -> Iterable[Any]:
         yield from ()
         return Fates(dict.fromkeys((each.name for each in manifest.staged), "committed"))
 
-    def decide(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
-        verdict = yield from real(plan, protocols, *more, **named)
+    def decide(real: Any, self: Any, plan: Any, pinned: Any) -> Any:
+        verdict = yield from real(self, plan, pinned)
         if isinstance(verdict, events.Decided):
-            yield from commit(protocols[1], verdict.manifest)
+            yield from commit(self._stores, verdict.manifest)
         return verdict
 
     yield replaced(StagedCommits, "commit", later)
-    yield replaced(leader, "decide", decide)
+    yield replaced(leader.Leader, "_decide", decide)
 
 
 @mutant("recovery does not apply what was decided", NOT_THERE, luck="stores")

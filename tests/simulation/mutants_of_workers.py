@@ -143,7 +143,7 @@ def _unordered_transactions(real: Any, self: KafkaWriter) -> Any:
     return self._current is not None
 
 
-@mutant("an acknowledgement does not wait for the flush", COUNT)
+@mutant("an acknowledgement does not wait for the flush", COUNT, first=5)
 @in_place_of(KafkaWriter, "take_flushed")
 def _unflushed(real: Any, self: KafkaWriter, checkpoint: int) -> Any:
     return real(self, checkpoint) or FlushedInterval()

@@ -37,10 +37,10 @@ from exactlyonce.checkpoint.records.manifest import (
 from exactlyonce.checkpoint.transactions.commit import is_older
 from exactlyonce.engines.runtime.in_flight import listed_in
 from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.state.backend import CheckpointedState
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
-from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.testing.broker.interface import Isolation, NoAnswer, Record
 
 Named = tuple[str, int, int]
@@ -109,7 +109,7 @@ class Oracle:
         self._live: dict[str, BlockRef | None] = {}
         """Blocks that are there and have no tombstone that counts."""
         self._tombstones: list[tuple[int, Record]] = []
-        """Those of which nobody knows yet what becomes of them, with their partitions."""
+        """Tombstones of which nobody knows yet what becomes of them, with their partitions."""
         self._bodies: dict[BlockRef, bytes] = {}
         self._store = store
         self._outside: Outside | None = None  # where blocks lie, if not in the topic

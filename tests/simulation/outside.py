@@ -17,9 +17,7 @@ from watched import demand
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, verified_value
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.connectors.blocks.names import name_of, reference
-from exactlyonce.connectors.blocks.storage import FileStorage
-from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.connectors.block_files import FileBlocks, FileStorage, name_of, reference
 from exactlyonce.connectors.filestore.store import StoredFile
 from exactlyonce.pipeline.errors import StorageUnavailable
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from exactlyonce.testing.simulation.clients import Steps
     from exactlyonce.testing.simulation.coordinator import SimulatedCoordinator
-    from exactlyonce.testing.simulation.processes import Process
+    from exactlyonce.testing.simulation.world import Process
 
 R = TypeVar("R")
 

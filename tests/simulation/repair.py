@@ -19,16 +19,14 @@ from topologies import topic_of
 from exactlyonce.checkpoint.records.manifest import Committable, Manifest, Written, shares
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.engines.bounded.unit import ordering
-from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, TaskSpec
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime import operators as ops
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.pipeline.graph import Node
@@ -247,7 +245,7 @@ class ReplayEnds:
             return _ignored
         graph = self.replay.plan.graph
         encoder = node.sink.encoder(graph.type_of(node.inputs[0]))
-        return sink_output(node, graph, _Collected(self.replay.outputs[node.id, self.subtask]), encoder)
+        return sink_output(node, graph, _Collected(self.replay.outputs[node.id, self.subtask]).write, encoder)
 
     def touched_groups(self, node: Node) -> None:
         """All."""

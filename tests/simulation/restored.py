@@ -21,8 +21,7 @@ from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
-from exactlyonce.engines.savepoints.fitting import RestoreTarget
-from exactlyonce.engines.savepoints.restoring import Restoring
+from exactlyonce.engines.savepoints.restoring import RestoreTarget, Restoring
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.testing.broker.interface import Error

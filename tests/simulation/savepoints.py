@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from watched import demand
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.state.index import decode_index
+from exactlyonce.state.chain import decode_index
 
 PINNED_FOR = 1
 """The most checkpoints that build on the newest one at its deletion, with one in progress at a time."""

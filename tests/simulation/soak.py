@@ -3,7 +3,7 @@
     python tests/simulation/soak.py [--seeds 300000] [--jobs 2]
 
 Every second hundred has only its seed's draws, the others every tilt in turn (`--luck any`). Each hundred is added to
-docs/simulated-seeds.json and docs/guarantees.md, by the commit that last changed what is simulated: an interrupted run
+docs/simulated-seeds.json and tests/README.md, by the commit that last changed what is simulated: an interrupted run
 continues there, on another machine too.
 """
 
@@ -23,7 +23,7 @@ from simulate import ANY, Outcome, lived
 ROOT = Path(__file__).parents[2]
 SIMULATED = ("checkpoint", "connectors", "engines", "pipeline", "sinks", "state", "testing", "tests/simulation")
 BEGIN, END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
-JSON = "simulated-seeds.json"
+PAGE, JSON = "tests/README.md", "docs/simulated-seeds.json"
 FIRST = 1_000_000
 """The tests have the lower ones."""
 CHUNK = 100
@@ -45,9 +45,9 @@ def live(chunk: int) -> Outcome:
 
 
 class Soaks:
-    def __init__(self, docs: Path, commit: str) -> None:
-        self._docs = docs
-        file = docs / JSON
+    def __init__(self, root: Path, commit: str) -> None:
+        self._root = root
+        file = root / JSON
         self.all: list[Soak] = json.loads(file.read_text()) if file.exists() else []
         if not self.all or self.all[-1]["commit"] != commit:
             self.all.append({"commit": commit, "chunks": 0, "broke": []})
@@ -56,8 +56,8 @@ class Soaks:
     def add(self, outcome: Outcome) -> None:
         self.current["chunks"] += 1
         self.current["broke"] += [each.rsplit("\n", 1)[-1].strip() for each in outcome.failures]
-        (self._docs / JSON).write_text(json.dumps(self.all, indent=1) + "\n")
-        page = self._docs / "guarantees.md"
+        (self._root / JSON).write_text(json.dumps(self.all, indent=1) + "\n")
+        page = self._root / PAGE
         before, _, rest = page.read_text().partition(BEGIN)
         page.write_text("\n".join([f"{before}{BEGIN}", *lines(self.all), f"{END}{rest.partition(END)[2]}"]))
 
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300_000, help="how many in all (default: 300000)")
     parser.add_argument("--jobs", type=int, default=2, help="how many processes (default: 2)")
     options = parser.parse_args()
-    soaks = Soaks(ROOT / "docs", commit())
+    soaks = Soaks(ROOT, commit())
     chunks = range(soaks.current["chunks"], -(-options.seeds // CHUNK))
     with multiprocessing.get_context("fork").Pool(options.jobs, maxtasksperchild=CHUNKS_OF_A_PROCESS) as pool:
         for outcome in pool.imap(live, chunks):

@@ -1,4 +1,4 @@
-"""Leftovers of a pipeline do not grow with its incarnations, however early each of them dies."""
+"""Leftovers of a pipeline do not grow with its incarnations, nor queues under constant load."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import pytest
 from coordinator import SimulatedCoordinator
+from luck import LUCK
+from topologies import LOAD_SHAPES
 from watched import TOPIC
-from world import FEED_STEPS, World
+from world import FEED_STEPS, World, lived
 
 from exactlyonce.testing.broker.interface import Isolation
 
@@ -85,3 +87,22 @@ def test_nothing_grows_over_a_hundred_incarnations() -> None:
     found = died_early(SEED, 120)
     print(f"{found[-1]}, at most {Left(*map(max, zip(*found, strict=True)))}")
     assert grown(found) == set()
+
+
+# --- constant load: checkpoints complete in time, and no queue grows --------------------------------------------------
+
+
+LOADS = [luck for luck in LUCK if LUCK[luck].load]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive(but=["one-shuffle-1", "two-shuffles-1", "retry-1"])
+@pytest.mark.parametrize("seeds", [1, 25])
+@pytest.mark.parametrize("shape", LOAD_SHAPES)
+def test_constant_load_is_carried(shape: str, seeds: int) -> None:
+    """Records cost up to 50 ms behind one to three shuffles, brokers limit sinks, and a called service is away."""
+    for luck in LOADS if seeds > 1 else ["constant load"]:
+        seen = lived(range(1, 1 + seeds), shape, luck)
+        assert seen["checkpoint"] > seeds
+        assert bool(seen["called in vain"]) == (shape == "retry")
+        assert seen["sender muted"] or seeds == 1

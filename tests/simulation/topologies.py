@@ -17,9 +17,9 @@ import msgspec
 
 from exactlyonce import Emit, EventTime, Joined, Pipeline, Timers, Tumbling, Windowed
 from exactlyonce.connectors.kafka.source import KafkaSource
+from exactlyonce.pipeline.event_time import ms_of
 from exactlyonce.pipeline.functions import Output
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.moments import ms_of
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
 PIPELINE = "p"

@@ -35,7 +35,6 @@ from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.commit import UNREACHABLE
 from exactlyonce.engines.options import StateSettings
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -48,13 +47,12 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
 )
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.testing.broker.interface import Error
+from exactlyonce.pipeline.sink import EXACTLY_ONCE
+from exactlyonce.testing.broker.interface import Error, UnreliableBroker
 from exactlyonce.testing.broker.model import BrokerSettings
-from exactlyonce.testing.broker.unreliable import UnreliableBroker
 from exactlyonce.testing.simulation import coordinator as simulated
 from exactlyonce.testing.simulation.coordinator import READERS_HELD
-from exactlyonce.testing.simulation.processes import Attempt
-from exactlyonce.testing.simulation.world import SimulatedWorld
+from exactlyonce.testing.simulation.world import Attempt, SimulatedWorld
 
 STEPS_MAX = 60_000
 """A history that has not come to its end by then never will."""

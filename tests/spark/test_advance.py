@@ -17,7 +17,7 @@ from running import Job, orders
 from window_clicks import Clicks
 
 from exactlyonce.engines.bounded.advance import PUBLISHER_RECORDS
-from exactlyonce.engines.bounded.splits import SPLIT_OFFSETS_MIN
+from exactlyonce.engines.bounded.stages import SPLIT_OFFSETS_MIN
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]

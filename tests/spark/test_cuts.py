@@ -20,8 +20,7 @@ from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
-from exactlyonce.engines.spark.source.ranges import LaterOutput, Range, split
-from exactlyonce.engines.spark.source.reading import RangesReader
+from exactlyonce.engines.spark.source.reading import LaterOutput, Range, RangesReader, split
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 

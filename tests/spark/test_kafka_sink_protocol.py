@@ -172,7 +172,7 @@ def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
 
 
 def test_a_sink_keeps_the_partitioner_that_it_began_with(world: World) -> None:
-    """That of pipelines unless another was chosen; decisions without rows keep it, too."""
+    """The partitioner of pipelines unless another was chosen; decisions without rows keep it, too."""
     planner = world.driver("b", partitioner=OF_LIBRARY)
     for batch, partitions in enumerate((2, 0, 2)):
         planner.commit(SparkJob(QUERY, batch), world.tasks(planner, batch, partitions))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
-from exactlyonce.engines.spark.source.ranges import Range, shares, split
 from exactlyonce.engines.spark.source.read_options import (
     KEY_TYPES,
     NOT_HERE,
@@ -24,6 +23,7 @@ from exactlyonce.engines.spark.source.read_options import (
     parse_read_options,
     parse_state_options,
 )
+from exactlyonce.engines.spark.source.reading import Range, shares, split
 from exactlyonce.pipeline.errors import ConfigError
 
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from bounded import HERE, Fed
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.spark import submit
-from exactlyonce.engines.spark.session import require_connect, require_master, runs_here, session
+from exactlyonce.engines.spark.session import py4j_unlogged, require_connect, require_master, runs_here, session
 from exactlyonce.engines.spark.submit import described, watched
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.testing.cluster import KafkaCluster
@@ -68,6 +69,17 @@ def test_the_users_traceback_comes_first(
     assert main([*line, "--json"]) == RecordError.exit_code
     failed = json.loads(capsys.readouterr().err.splitlines()[-1])
     assert failed["traceback"].splitlines() == shown
+
+
+def test_a_signal_leaves_no_traceback_of_py4j(caplog: pytest.LogCaptureFixture) -> None:
+    """It logs by its own loggers and by the root; what others log stays."""
+    logging_as_py4j = "logging.error('root'); logging.getLogger('py4j.clientserver').error('own')"
+    code = compile(logging_as_py4j, "/site-packages/py4j/java_gateway.py", "exec")
+    with py4j_unlogged():
+        exec(code, {"logging": logging})
+        logging.error("another's")
+    exec(code, {"logging": logging})
+    assert [record.message for record in caplog.records] == ["another's", "root", "own"]
 
 
 @pytest.mark.parametrize("master", ["spork://h:7077", "local[", "yarn-client", ""])

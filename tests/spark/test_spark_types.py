@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from exactlyonce.engines.savepoints.kept_state import KeptEntry
+from exactlyonce.engines.savepoints.contents import KeptEntry
 from exactlyonce.engines.spark.source import state_reading
 from exactlyonce.engines.spark.source.spark_types import Unfit, column
 from exactlyonce.engines.spark.source.state_reading import Columns

@@ -16,7 +16,7 @@ from losing import QUICK_ABORTS, Lossy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import cores
 from exactlyonce.engines.spark.submit import TASKS_PER_CORE, StageFailed, submit_to

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.state.backend import StateBackend, Table
+from exactlyonce.state.backend import CheckpointedState, StateBackend, Table
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.restore import CheckpointedState
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
 from exactlyonce.state.stored import Fetch
 from exactlyonce.testing.state_contract.memory import StateBlocks

@@ -21,13 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state import blocks, interval
-from exactlyonce.state.backend import Table, TableSnapshot
+from exactlyonce.state.backend import CheckpointedState, Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
-from exactlyonce.state.index import decode_index
-from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
-from exactlyonce.state.merging import CYCLE_MAX, RATIO, Merging
-from exactlyonce.state.restore import CheckpointedState
+from exactlyonce.state.key_groups import CYCLE_MAX, RATIO, Merging, group_range, mask_of, subtask_of
 from exactlyonce.state.stored import StoredState
 
 MAX_PARALLELISM = 4

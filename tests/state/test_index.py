@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
-from exactlyonce.pipeline.key_types import described_forms, forms_of
-from exactlyonce.pipeline.keys import canonical_key
-from exactlyonce.state.chain import Chain, ChainBlock
+from exactlyonce.pipeline.keys import canonical_key, described_forms, key_forms_of
+from exactlyonce.state.chain import Chain, ChainBlock, IndexHead, decode_index, encode_index
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.state.index import IndexHead, decode_index, encode_index
 from exactlyonce.state.key_groups import group_range, mask_of, subtask_of
 from exactlyonce.state.slots import GroupTimes
 
@@ -69,7 +67,7 @@ def test_the_times_of_a_timed_table() -> None:
 
 def test_what_keys_are_is_noted_of_each_block() -> None:
     """A block of before says nothing; nor does an index all of whose blocks are of before."""
-    forms = [forms_of([canonical_key(each) for each in keys]) for keys in (["ann"], [], [7, None])]
+    forms = [key_forms_of([canonical_key(each) for each in keys]) for keys in (["ann"], [], [7, None])]
     blocks = [msgspec.structs.replace(block, key_forms=of) for block, of in zip(_chain().blocks, forms, strict=True)]
     for known in (blocks, [_chain().blocks[0], *blocks[1:]]):
         (body,) = encode_index(Chain(known), _HEAD)
@@ -77,7 +75,8 @@ def test_what_keys_are_is_noted_of_each_block() -> None:
     assert [each.key_forms for each in Chain.of(blocks, mask_of([4])).blocks] == [forms[0], forms[2]]
     found = [described_forms(of) for of in (*forms, forms[0] | forms[1], forms[0] | forms[2], 0)]
     assert found == ["str", None, {"union": ["int", "null"]}, "str", None, None]
-    others = [described_forms(forms_of([canonical_key(each)])) for each in (("ann", 1), 1.5, True, b"x", -1, 1 << 40)]
+    keys = (("ann", 1), 1.5, True, b"x", -1, 1 << 40)
+    others = [described_forms(key_forms_of([canonical_key(key)])) for key in keys]
     assert others == [None, "float", "bool", "bytes", "int", "int"]
 
 

@@ -16,7 +16,7 @@ from exactlyonce.state import interval
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import ApplyFailed, StateUnstorable
 from exactlyonce.state.hash_map import KeyedTable
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.stored import StoredState
 
 

@@ -15,10 +15,9 @@ from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state import blocks
 from exactlyonce.state.backend import Table
-from exactlyonce.state.chain import Chain
+from exactlyonce.state.chain import Chain, decode_index, encode_index
 from exactlyonce.state.errors import DamagedState, StateIncompatible
 from exactlyonce.state.hash_map import KeyedTable
-from exactlyonce.state.index import decode_index, encode_index
 from exactlyonce.state.key_groups import group_range, mask_of
 from exactlyonce.state.stored import StoredState
 

@@ -21,8 +21,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
-from exactlyonce.state.json_text import json_text
-from exactlyonce.state.state_type import StateType
+from exactlyonce.state.state_type import StateType, json_text
 
 UTC = datetime.timezone.utc
 EAST = datetime.timezone(datetime.timedelta(hours=2))

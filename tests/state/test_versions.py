@@ -11,8 +11,8 @@ import pytest
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state import state_type
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import StateIncompatible
-from exactlyonce.state.index import decode_index
 from tests.state.conftest import Restore
 
 

@@ -8,11 +8,14 @@ import signal
 import time
 
 import pytest
-from jobs import Feed, Job
+from jobs import Feed, Job, stop
+from running import Run, assert_once
 from servers import FORMATS, STORES, Row
 from together import table
+from waiting import until
 
 pytestmark = pytest.mark.slow
+
 
 SINKS = (
     *("files-jsonl", "files-parquet", "mariadb-append", "mariadb-upsert"),
@@ -85,3 +88,81 @@ def test_random_kills(seed: int, job: Job) -> None:
     incarnation.kill()
     job.finish("--parallelism", "2")
     job.assert_agreement()
+
+
+# --- servers that are killed and away: the pipeline waits -------------------------------------------------------------
+
+
+def await_waiting(incarnation: Run, store: str) -> None:
+    incarnation.await_event(lambda event: f"waiting for the store of sink '{store}-" in event.get("text", ""))
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive(matrix=True)
+@pytest.mark.parametrize("store", STORES)
+def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
+    job.feed()
+    incarnation = job.start("--parallelism", "2")
+    incarnation.await_checkpoint()
+    job.servers.kill(store)
+    try:
+        job.feed()
+        await_waiting(incarnation, store)
+        incarnation.kill()
+        again = job.start("--until", "latest", "--store-timeout", "2s")
+        assert again.wait() == 4, again.said
+    finally:
+        job.servers.start(store)
+    job.finish("--parallelism", "3")
+    job.assert_agreement()
+
+
+@pytest.mark.broker
+@pytest.mark.exhaustive(matrix=True)
+@pytest.mark.parametrize("store", STORES)
+def test_kills_of_a_server_at_each_commit(store: str, job: Job) -> None:
+    feed = Feed(job, number=400)
+    feed.start()
+    incarnation = job.start("--parallelism", "2")
+    for number in range(8):
+        incarnation.await_step("decided")
+        time.sleep(0.02 * number)
+        job.servers.kill(store)
+        job.servers.start(store)
+        incarnation.await_checkpoint()
+    feed.end()
+    stop(incarnation)
+    job.finish()
+    job.assert_agreement()
+
+
+# --- every store at least once: none is missing, and without a failure none is doubled --------------------------------
+
+
+PLACES = (*STORES, *FORMATS)
+
+
+@pytest.mark.exhaustive
+def test_through_a_kill(job: Job) -> None:
+    target = "together:weaker"
+    job.feed()
+    first = job.start("--parallelism", "2", target=target)
+    until(lambda: all(rows_of(job, place) for place in PLACES), told=lambda: first.said, pause_s=0.05)
+    job.feed()
+    first.await_event(lambda event: event["event"] == "checkpoint")
+    assert "restarting" not in first.said
+    first.kill()
+    fed_before = len(job.fed)
+    job.finish(target=target)
+    job.feed(500)
+    job.finish("--parallelism", "3", target=target)
+    for place in PLACES:
+        ids = [row.id for row in rows_of(job, place)]
+        assert {*ids} == {*range(len(job.fed))}, place
+        assert_once([each for each in ids if each >= fed_before], job.fed[fed_before:], place)
+
+
+def rows_of(job: Job, place: str) -> list[Row]:
+    if place in FORMATS:
+        return job.servers.filed(job.name, place)
+    return job.servers.appended(place, f"{job.name}:totals" if place == "redis" else table(job.name, "append"))

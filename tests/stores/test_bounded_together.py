@@ -15,7 +15,7 @@ from bounded import Silent
 from jobs import Job
 
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
-from exactlyonce.engines.bounded.submit import Submit, in_process, perform
+from exactlyonce.engines.bounded.stages import Submit, in_process, perform
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S

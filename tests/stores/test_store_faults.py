@@ -23,7 +23,7 @@ from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.records import history
 from exactlyonce.connectors.postgres.connection import Limits
 from exactlyonce.engines.bounded.catch_up import CatchUp
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import Loaded, load_reference

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from broker_histories import Stage
 from real_broker import RealBroker
 
 from exactlyonce.testing import BrokerModel, SimulatedClock
-from exactlyonce.testing.broker.histories import Stage
 
 if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from exactlyonce.testing import BrokerModel, Error, Isolation, NoAnswer, SimulatedClock
-from exactlyonce.testing.broker.histories import (
+from broker_histories import (
     Add,
     CreateTopic,
     End,
@@ -15,6 +13,8 @@ from exactlyonce.testing.broker.histories import (
     Stage,
     play,
 )
+
+from exactlyonce.testing import BrokerModel, Error, Isolation, NoAnswer, SimulatedClock
 
 
 @pytest.fixture

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from real_broker import RealBroker
-
-from exactlyonce.testing import BrokerModel, BrokerSettings, SimulatedClock
-from exactlyonce.testing.broker.histories import (
+from broker_histories import (
     AWAIT_LIMIT_MS,
     Await,
     CreateTopic,
@@ -26,6 +23,9 @@ from exactlyonce.testing.broker.histories import (
     Step,
     play,
 )
+from real_broker import RealBroker
+
+from exactlyonce.testing import BrokerModel, BrokerSettings, SimulatedClock
 
 QUICK = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",

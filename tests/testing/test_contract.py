@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from real_broker import RealBroker
-
-from exactlyonce.testing import BrokerModel, Error, Produced
-from exactlyonce.testing.broker.histories import (
+from broker_histories import (
     Add,
     AddPartitions,
     CreateTopic,
@@ -33,6 +30,9 @@ from exactlyonce.testing.broker.histories import (
     Step,
     play,
 )
+from real_broker import RealBroker
+
+from exactlyonce.testing import BrokerModel, Error, Produced
 from exactlyonce.testing.broker.transaction_coordinator import EPOCH_LAST
 from exactlyonce.testing.cluster import LIMIT_S
 

@@ -147,6 +147,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.exhaustive(but=["a counter in a process"])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_function_that_keeps_something_aside_is_found(mistake: str) -> None:
     pipeline, message = MISTAKES[mistake]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from broker_histories import Stage, Step, difference, play, shortest
 from random_histories import random_history
 
 from exactlyonce.testing import SimulatedClock
-from exactlyonce.testing.broker.histories import Stage, Step, difference, play, shortest
 from exactlyonce.testing.broker.model import BrokerModel
 
 STEPS = 80

@@ -17,9 +17,8 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, ReaderContext
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.source import Source
-from exactlyonce.testing.source_contract import SourceContract
-from exactlyonce.testing.source_contract import sources as contract
-from exactlyonce.testing.source_contract.sources import SPLITS
+from exactlyonce.testing import source_contract
+from exactlyonce.testing.source_contract import SPLITS, SourceContract
 from tests.testing.conftest import Mutant
 
 
@@ -94,6 +93,8 @@ class ListReader:
 
     def quiet(self, ask: Collection[int] = ()) -> list[int]:
         return [split for split, offset in self.at.items() if offset == len(self.lists.lines[split])]
+
+    def finalized(self, positions: Sequence[SourceOffset]) -> None: ...
 
     def lags(self) -> dict[tuple[str, int], int]:
         return {("", split): len(self.lists.lines[split]) - offset for split, offset in self.at.items()}
@@ -325,7 +326,7 @@ MUTANTS = {
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = count()  # so that what never comes is waited for as often as it takes, however long that takes
-    monkeypatch.setattr(contract, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(source_contract, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     mutant = TestListSource()
     mutant.lists, mutant._to_close = Lists(), []
     MUTANTS[rule].is_missed_by(mutant, monkeypatch)

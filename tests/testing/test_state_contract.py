@@ -17,7 +17,7 @@ from exactlyonce.state.backend import StateBackend
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.interval import Interval
-from exactlyonce.state.merging import Merging
+from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.rocksdb import interval as tiered_interval
 from exactlyonce.state.rocksdb import table as tiered_table
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
@@ -118,7 +118,7 @@ MUTANTS = {
         Interval, "_delete", lambda self, keys, deleted: DELETE(self, keys, defaultdict(list)),
         "deleted_keys", "came back from an older block|deleted, one by one"),
     "changes of an aborted checkpoint are lost": Mutant(
-        KeyedTable, "freeze", _forgetful, "a_checkpoint_that_is_aborted", "those of checkpoints that were aborted"),
+        KeyedTable, "freeze", _forgetful, "a_checkpoint_that_is_aborted", "of checkpoints that were aborted as well"),
     "a savepoint is an increment": Mutant(
         KeyedTable, "freeze", lambda self, *given, whole: FREEZE(self, *given), "a_savepoint", "has no older block"),
     "every snapshot is whole": Mutant(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from broker_histories import CreateTopic, Describe, End, Init, Produce, Read, Stage, play
 
 from exactlyonce.testing import BrokerModel, Error, Fault, NoAnswer, SimulatedClock, UnreliableBroker
-from exactlyonce.testing.broker.histories import CreateTopic, Describe, End, Init, Produce, Read, Stage, play
 
 OPEN = (CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"]))
 COMMITTED = ("NONE", (0, 2, 2), [(0, None, "x")])

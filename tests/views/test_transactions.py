@@ -13,8 +13,7 @@ from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable, TopicInfo
-from exactlyonce.connectors.blocks.names import name_of
-from exactlyonce.connectors.blocks.storage import file_storage
+from exactlyonce.connectors.block_files import file_storage, name_of
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.pending_output import WaitingOutput
 from exactlyonce.engines.pipeline_resources import PipelineResources

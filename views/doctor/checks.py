@@ -6,6 +6,7 @@
   transaction under an id that nobody uses, which changes nothing;
 - stores: whether they accept writes, and whether their ledgers agree with the decisions;
 - inputs: whether a topic was replaced, and whether the records that checkpoints need are still there;
+- slots of captured changes: the log that the database keeps for them;
 - blocks in all storages: damaged ones, and those that no manifest needs;
 - the decision log: whether it is there and whole, and whether its newest checkpoint is finalized.
 """
@@ -22,6 +23,7 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import (
     AtOdds,
@@ -32,6 +34,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import (
 )
 from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
+from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.source import ReadsTopic
 from exactlyonce.engines.blocks import Storages, damaged_among
 from exactlyonce.engines.external_checks.input_topics import InputTopics
@@ -42,16 +45,16 @@ from exactlyonce.engines.external_checks.preflight import (
     output_gone,
     require_unread,
 )
-from exactlyonce.engines.pending_output import unfinalized_committables
+from exactlyonce.engines.pending_output import GONE, unfinalized_committables
 from exactlyonce.pipeline.durations import shown_duration
-from exactlyonce.pipeline.errors import ConfigError, Halt, TopicError
+from exactlyonce.pipeline.errors import ConfigError, Halt, TopicError, UserError
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.views import rights
+from exactlyonce.views.checkpoints import BlockSurvey, needed_blocks, survey
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings, Subject
 from exactlyonce.views.rights import CLUSTER, GROUP, Right, rights_of
-from exactlyonce.views.unclaimed_blocks import BlockSurvey, needed_blocks, survey
 
 MESSAGE_BYTES_MAX = 1_000_000
 """The largest record that a producer of librdkafka sends, unless told otherwise."""
@@ -263,6 +266,26 @@ def _ledger(subject: Subject, history: History, sink: str, view: StoreView, find
     except Halt as error:
         what, _, choices = str(error).partition("\n")
         findings.add("stores", what, whose=f"the ledger of sink {sink}", do=choices.strip() or "as it says")
+
+
+def check_slots(subject: Subject, findings: Findings) -> None:
+    """Ask how much log the servers keep for sources that capture changes."""
+    for node in subject.graph.sources if subject.graph is not None else ():
+        if not isinstance(node.source, PostgresChanges):
+            continue
+        source, what = node.source, f"slot {node.source.slot_name} of source {node.id}"
+        try:
+            size, status = source.kept(node.id)
+        except (UserError, Halt) as error:
+            findings.not_checked(what, str(error), failed=True)
+            continue
+        findings.checked.append(f"{what}: {shown_bytes(size)} of log kept, {status}")
+        if status == "unreserved":
+            findings.add(
+                "inputs", f"The server may remove log that {what} needs: it keeps {shown_bytes(size)}, which is more "
+                f"than max_slot_wal_keep_size", whose="the pipeline's, which has not read it",
+                do="run the pipeline now, or raise max_slot_wal_keep_size: what is removed is lost",
+            )  # fmt: skip
 
 
 SOON_SHARE = 4
@@ -540,7 +563,7 @@ def _unfinalized(subject: Subject, history: History, manifest: Manifest, finding
     count = len(unfinalized_committables(history)) + len(manifest.staged)
     runs, now_ms = subject.sign_of_life, subject.now_ms
     lefts = [left for output in decided if (left := output.left_ms(now_ms)) is not None]
-    lost = [output for output in decided if output.state in ("CompleteAbort", "Dead", "gone")]
+    lost = [output for output in decided if output.state in (TxnState.COMPLETE_ABORT, TxnState.DEAD, GONE)]
     age = shown_duration(max(0, now_ms - manifest.completed_at_ms))
     what = (
         f"Checkpoint {manifest.checkpoint} was decided {age} ago and is not finalized: "

@@ -176,6 +176,6 @@ class Subject:
 
     @property
     def topics(self) -> list[str]:
-        """All topics, with that of its checkpoints."""
+        """All topics, the topic of its checkpoints, too."""
         own = [self.checkpoint_topic] if self.resources.topic else []
         return [*self.inputs, *self.outputs, *own]

@@ -8,16 +8,13 @@ from threading import Event
 
 from exactlyonce.checkpoint.commits.kafka import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.records.manifest import TransactionalId, coordinator_id
-from exactlyonce.checkpoint.requests import ProducerState, TransactionState
+from exactlyonce.checkpoint.requests import ProducerState, TransactionState, TxnState
 from exactlyonce.checkpoint.transactions.commit import MARKERS_LOST_AFTER_MS
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings, Subject
-
-COMPLETE = ("CompleteCommit", "CompleteAbort", "Empty", "Dead")
-"""States of an id whose transaction is over, even if its markers were lost."""
 
 
 @dataclass
@@ -102,7 +99,7 @@ class ReadersCheck:
         return _Owner(name, self.transactions.describe([name])[name] if name is not None else None)
 
     def _report(self, held: _Held, owner: _Owner) -> None:
-        lost = owner.state is not None and owner.state.state in COMPLETE
+        lost = owner.state is not None and owner.state.state in TxnState.CLOSED
         if lost and not self._still_open(held):
             return
         name = TransactionalId.parse(owner.name or "")

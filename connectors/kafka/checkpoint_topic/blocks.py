@@ -30,18 +30,8 @@ DELIVERY_TIMEOUT_MS = 60_000
 """A block that is not durable by then fails its checkpoint."""
 _GAP_BYTES_MAX = 4 * 1024 * 1024
 """The gap between two wanted blocks that is read in about the 5 ms of a seek."""
-
-
-class DeliveryError(Protocol):
-    def str(self) -> str: ...
-
-
-class Delivered(Protocol):
-    def partition(self) -> int | None: ...
-    def offset(self) -> int | None: ...
-
-
-OnDelivery = Callable[[DeliveryError | None, Delivered], None]
+OnDelivery = Callable[[Any, Any], None]
+"""Called with the error, or None, and the message that was delivered, as confluent-kafka does."""
 
 
 class BlockProducer(Protocol):
@@ -141,7 +131,7 @@ class BlockWriter:
                 raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
 
 
-def _told(ticket: Ticket, error: DeliveryError | None, message: Delivered) -> None:
+def _told(ticket: Ticket, error: Any, message: Any) -> None:
     """A block was delivered, or not. librdkafka gives no offset for a record that it takes for delivered."""
     partition, offset = message.partition(), message.offset()
     if error is not None:
@@ -293,7 +283,7 @@ def _named(ref: BlockRef) -> str:
 def scan_blocks(client: ClientConfig, topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
     """The blocks from *start_offsets*, one for each partition, to the end of the topic that are not tombstoned yet.
 
-    Records whose keys are not those of blocks are ignored. A tombstone counts once it is committed: below the last
+    Records without the key of a block are ignored. A tombstone counts once it is committed: below the last
     stable offset that is known. Above it, tombstones hide nothing.
     """
     from exactlyonce.connectors.kafka.topics import Topics  # workers, which scan nothing, start without kafka-python

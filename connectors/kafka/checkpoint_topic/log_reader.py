@@ -59,7 +59,7 @@ class LogFollower:
         self._history = History(pipeline)
 
     def look(self) -> History:
-        """The decisions so far: none without a topic; those of the new topic where it was made anew.
+        """The decisions so far: none without a topic; of the new topic where it was made anew.
 
         Raises `BrokerUnavailable` within seconds; the next look goes on from the one before. The first look connects.
         """

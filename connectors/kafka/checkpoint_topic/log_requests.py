@@ -77,7 +77,7 @@ class LogRequests:
     ) -> None:
         """*observed* is called for each client that is made."""
         self.topic = topic
-        self._sleep = sleep
+        self.sleep = sleep
         self._places = Places()
         """A look in another thread may clear them at any time."""
 
@@ -119,7 +119,7 @@ class LogRequests:
                 firsts = self._topics.first_offsets(topic)
                 return None if firsts is None else tuple(firsts[partition] for partition in range(topic.partitions))
             case ask.Pause(duration_ms):
-                return self._sleep(duration_ms / 1000)
+                return self.sleep(duration_ms / 1000)
             case ask.Together(requests):  # one after the other, in this order
                 return tuple(ask.answered(single, self) for single in requests)
         raise InvariantViolation(f"{request} is not a request of a decision log")

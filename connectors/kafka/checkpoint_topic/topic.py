@@ -95,7 +95,7 @@ def found(topics: Topics, pipeline: str) -> TopicInfo:
     if topic is None:
         raise TopicError(
             f"{pipeline} has no checkpoints at {topics.config.bootstrap_servers}: there is no topic {name}. Check the "
-            f"name of the pipeline, or the sinkId, and the address."
+            f"address, and the name of the pipeline (the option sinkId in Spark); or run it first."
         )
     return topic
 

@@ -21,9 +21,9 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
-from exactlyonce.engines.backends import in_memory
+from exactlyonce.engines.blocks import in_memory
 from exactlyonce.engines.bounded.unit.kept import KEPT
-from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, UnitPlace
+from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, WorkPlace
 from exactlyonce.engines.bounded.unit.ordering import (
     BatchTime,
     ChannelLane,
@@ -38,16 +38,13 @@ from exactlyonce.engines.bounded.unit.outgoing import ByPartition, Distribution,
 from exactlyonce.engines.bounded.unit.staging import Frames, FrameWriter, StagedFiles
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
-from exactlyonce.engines.runtime.batch import Batch, Push
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
+from exactlyonce.engines.runtime.cut import WorkerBlocks, finish
+from exactlyonce.engines.runtime.faults import Notes, place_of
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.runtime.notes import Notes
 from exactlyonce.engines.runtime.operators import BatchOperator, Shuffle
 from exactlyonce.engines.runtime.order_log import order_runs
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
-from exactlyonce.engines.runtime.steps import finish
-from exactlyonce.engines.runtime.users_code import place_of
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
@@ -66,17 +63,17 @@ WAIT_S = 0.05
 BLOCKS_TIMEOUT_S = 120.0
 
 _encode = msgspec.msgpack.Encoder().encode
-_place_decoder = msgspec.msgpack.Decoder(UnitPlace)
+_place_decoder = msgspec.msgpack.Decoder(WorkPlace)
 _stage_decoder = msgspec.msgpack.Decoder(Stage)
 _unit_decoder = msgspec.msgpack.Decoder(Unit)
 
 
 def run_unit(place: bytes, attempt_label: str) -> bytes:
-    """Run the unit at an encoded `UnitPlace`; return the encoded `Receipt`. No two attempts have the same label."""
+    """Run the unit at an encoded `WorkPlace`; return the encoded `Receipt`. No two attempts have the same label."""
     return _encode(_run(_place_decoder.decode(place), attempt_label))
 
 
-def _run(place: UnitPlace, label: str) -> Receipt:
+def _run(place: WorkPlace, label: str) -> Receipt:
     began_ms = SystemClock().now_ms()
     with closing(StagedFiles()) as files:
         stage = KEPT.stage(place.file, lambda: _stage_decoder.decode(files.message(place.file, STAGE)))
@@ -322,7 +319,7 @@ class Assembly:
         clients = _Clients(self._config, self._producers)
         opened = self._assembler.open_sink(node, self.operators, clients=clients, blocks=self.blocks)
         waiting = WaitingWriter(opened.writer, partial(self.blocks.attempt.poll, WAIT_S))
-        return sink_output(node, graph, waiting, opened.encoder, dead_letters=letters)
+        return sink_output(node, graph, waiting.write, opened.encoder, dead_letters=letters)
 
     def _stage_output(
         self, node: Node, encoder: SinkEncoder, receivers: int, distribution: Distribution | None
@@ -332,7 +329,7 @@ class Assembly:
         staging = Staging(node.id, self.unit.subtask, file, distribution, origins=self.stage.origins)
         self.stagings.append(staging)
         letters = self.operators.dead_letters.get(node.id)
-        staging.output = sink_output(node, self.plan.graph, staging, encoder, dead_letters=letters)
+        staging.output = sink_output(node, self.plan.graph, staging.write, encoder, dead_letters=letters)
         return staging.output
 
     def _file(self, name: str, receivers: int) -> FrameWriter:

@@ -59,11 +59,11 @@ class Comparison(msgspec.Struct, frozen=True, tag="comparison"):
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
     keys: int
-    """The keys with outputs in either version."""
+    """The number of keys with outputs in either version."""
     differing: int
-    """Those of them whose outputs differ."""
+    """The number of keys whose outputs differ."""
     differences: tuple[KeyDifference, ...]
-    """Those of the first such keys."""
+    """The differences of the first such keys."""
     keyless: bool
     """Whether there are outputs without a key."""
     keyless_difference: KeyDifference | None

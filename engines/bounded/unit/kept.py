@@ -17,7 +17,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.unit.messages import Stage
 from exactlyonce.engines.bounded.unit.staging import StagedFile
-from exactlyonce.engines.collector import UnitCollector
+from exactlyonce.engines.processes import UnitCollector
 
 
 class _Kept(NamedTuple):
@@ -45,7 +45,7 @@ class KeptByProcess:
 
     @contextmanager
     def storage(self, client: Mapping[str, str], topic: TopicInfo, url: str) -> Iterator[BlockStorage]:
-        """The block storage *url* of *topic* for one unit: that of the unit before if it is the same, else a new one.
+        """The block storage *url* of *topic* for one unit: the unit before's if it is the same, else a new one.
 
         After an error in the block it is closed.
         """
@@ -77,4 +77,4 @@ class KeptByProcess:
 
 
 KEPT = KeptByProcess()
-"""That of this process."""
+"""What this process keeps."""

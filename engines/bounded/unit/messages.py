@@ -10,8 +10,8 @@ import msgspec
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Precommit
 from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
+from exactlyonce.engines.plan import TaskSpec
 from exactlyonce.engines.runtime.source_decoder import Skipped
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -77,11 +77,14 @@ class Unit(msgspec.Struct, frozen=True):
 
 STAGE = 0
 """The receiver of a staged `Stage`; the `Unit` numbers begin after it."""
+UNIT, PARTITION, LANE = "unit", "partition", "lane"
 
 
-class UnitPlace(msgspec.Struct, frozen=True, tag="unit"):
-    """A unit by its place in the staged file of its stage."""
+class WorkPlace(msgspec.Struct, frozen=True):
+    """A piece of work by its place in a staged file."""
 
+    type: str
+    """`UNIT`, `PARTITION` or `LANE`: the work is a `Unit`, a `ClaimedPartition` or a `LaneAudit`."""
     client: dict[str, str]
     file: StagedFile
     receiver: int
@@ -146,7 +149,7 @@ class UnitFailure(msgspec.Struct, frozen=True, tag="failure"):
     text: str
     facts: dict[str, str | int] = {}
     users_traceback: str = ""
-    """That of the exception of a user's function, if one raised."""
+    """The traceback of a user's function, if it raised."""
 
 
 def tries_before(attempt_label: str) -> int:

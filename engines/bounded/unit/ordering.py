@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SplitReader
 from exactlyonce.engines.bounded.unit.staging import Frames
-from exactlyonce.engines.runtime.assembler import TaskInput, TaskOperators, WatermarkInput
-from exactlyonce.engines.runtime.batch import Batch, Push, joined
-from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, joined
 from exactlyonce.engines.runtime.order_log import (
     CLOCK,
     FIRED,
@@ -41,31 +40,11 @@ from exactlyonce.engines.runtime.order_log import (
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import Halt
-from exactlyonce.pipeline.event_time import NO_WATERMARK
-from exactlyonce.pipeline.moments import shown_time
+from exactlyonce.pipeline.event_time import NO_WATERMARK, shown_time
 
 BATCH_RECORDS_MAX = 2_000
 OPEN_READERS_MAX = 64
 """An open reader is a client, with threads and some seven descriptors."""
-
-
-class Lane(TaskInput, Protocol):
-    """An input that is here whole."""
-
-    @property
-    def partition(self) -> int: ...
-    @property
-    def taken(self) -> int:
-        """The items handed out last."""
-
-    def time_ms(self) -> int | None:
-        """The time of the next item, which never decreases; None at the end."""
-
-    def take(self, count: int) -> Batch | None:
-        """The batch of up to *count* next items, as the order log counts them; None if none is next."""
-
-    def watermark(self) -> Watermark | None:
-        """The watermark that comes next, if one does; then it is taken."""
 
 
 class ReaderInTurn:
@@ -167,7 +146,7 @@ class ChannelLane:
 
     name: str
     sent: Sequence[Frames]
-    """In order: those of each split of the sender."""
+    """In order: the frames of each split of the sender."""
     codec: BatchCodec
     push: Push
     before: list[bytes] = field(default_factory=list)
@@ -233,6 +212,12 @@ class ChannelLane:
         return self._next is not None
 
 
+Lane = PartitionLane | ChannelLane
+"""An input that is here whole. `time_ms` is the time of its next item, which never decreases; None at the end. `take`
+gives up to so many next items, as the order log counts them, and `watermark` takes the one that comes next, if one
+does."""
+
+
 @dataclass
 class BatchTime:
     """The time of the batch in the operators, which their output inherits."""
@@ -269,10 +254,10 @@ def take_by_time(
             heapq.heapreplace(waiting, (next_ms, place, lane))
 
 
-def _advance(operators: TaskOperators, source: WatermarkInput, watermark: Watermark | None) -> None:
+def _advance(operators: TaskOperators, source: Lane | SourceWatermarks, watermark: Watermark | None) -> None:
     """Take *watermark* of *source*, if there is one, with all results that it makes due."""
     if watermark is not None:
-        operators.advance(source, watermark)
+        operators.advance(source.name, source.port, watermark)
     operators.fire_all()
 
 
@@ -328,7 +313,7 @@ def take_along(
             said_by = sources.get(name) or by_name.get((name, NOT_A_SOURCE))
             if not isinstance(said_by, SourceWatermarks | ChannelLane) or not said_by.follow(watermark):
                 raise _misfit(name, NOT_A_SOURCE, f"the log has the watermark {_shown(count)}, and it says another one")
-            operators.advance(said_by, watermark)
+            operators.advance(said_by.name, said_by.port, watermark)
             continue
         lane = by_name.get((name, partition))
         if lane is None:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, overload
+from typing import TypeVar, overload
 
 import msgspec
 
@@ -36,8 +36,7 @@ from exactlyonce.engines.bounded.unit.staging import (
     StagedFiles,
     read_outputs,
 )
-from exactlyonce.engines.runtime.batch import Batch
-from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame, coordinates_of
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, OpenFrame, coordinates_of
 from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
 from exactlyonce.engines.runtime.watermarks import Watermark, encode_signal
 from exactlyonce.engines.system_clock import SystemClock
@@ -155,13 +154,6 @@ class Sending:
         return [] if file is None else [SentFile(self._edge, self._sender, file)]
 
 
-class Distribution(Protocol):
-    """The choice of the receiver of each output."""
-
-    def places(self, outputs: Outputs) -> Sequence[int]:
-        """The receiver of each output."""
-
-
 class LanesByKey:
     """Outputs of one key in one of so many *lanes*; those without a key by their value."""
 
@@ -194,6 +186,10 @@ class ByPartition:
         place = (self._subtask + self.keyless // KEYLESS_RUN) % self._partitions
         self.keyless += 1
         return place
+
+
+Distribution = LanesByKey | ByPartition
+"""The choice of the receiver of each output."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -1,33 +1,173 @@
 """Staged files: a stage's units, their records for the next stage, and outputs to be published.
 
     file      = frames, entries, directory, footer
-    frame     = a batch as `engines.runtime.batch_codec` encodes it, an `OutputBatch`, message or watermark in msgpack
+    frame     = a batch as `engines.runtime.batch` encodes it, an `OutputBatch`, message or watermark in msgpack
     entry     = an `Entry` in msgpack: a receiver's records, key groups and places of its frames
     directory = by receiver the offset (8 bytes), length and CRC-32 (4 bytes each) of its entry; length 0: it has none
     footer    = the offset of the directory (8 bytes), the number of receivers (4 bytes), the magic bytes
 
 Integers are big-endian. A receiver is a subtask, an output partition, or a unit.
 Invariants: a file is written once, by the attempt in its name; a reader checks its size against the receipt, and the
-CRC-32 of all that it takes, so that a folder that not all executors share is an error and never a loss.
+CRC-32 of all that it takes, so that a folder that not all executors share is an error and never a loss. A file lies at
+a path that all units see, or in HDFS or S3; there it appears whole, when it is finished, from a temporary file of this
+machine. A storage that is away is asked again for `AWAY_TIMEOUT_S`, then `StorageUnavailable`.
+
+A lane is an output partition where `Manifest.outputs_by_partition` has the sink; else the output of a subtask.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.locations import ReadableFile, WritableFile, created, opened
+from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
+from exactlyonce.connectors.confluent import NOW
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
+from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import ConfigError, require
+from exactlyonce.sinks.kafka.sink import Outputs
+
+STAGING = "The staging folder"
+BUFFER_BYTES = 1 << 20
+END_BYTES = 1 << 16
+"""The end of a file in HDFS or S3 is read at once: it has the directory, and often the entries."""
+FOLDERS_KEPT = 4
+
+
+def staging_at(staging: str | os.PathLike[str]) -> str:
+    """*staging* in its one spelling: an absolute path, or a URL of HDFS or S3. ConfigError if it is neither.
+
+    >>> staging_at("/shared/eo/"), staging_at("file:///shared/eo"), staging_at("S3://shop//staging/")
+    ('/shared/eo', '/shared/eo', 's3://shop/staging')
+    """
+    text = os.fspath(staging)
+    if not is_url(text):
+        return str(Path(text).absolute())
+    url = storage_url(text, "--staging")
+    scheme, _, path = parts_of(url)
+    return f"/{path}" if scheme == "file" else url
+
+
+@lru_cache(FOLDERS_KEPT)
+def folder_at(url: str) -> FileStore:
+    """The folder *url* in HDFS or S3, whose connection all units of this process share."""
+    base, _, inner = url.rpartition("/")
+    return store_at(base, inner, STAGING)
+
+
+def created(location: str) -> WritableFile:
+    """A new file; OSError, or our errors of a storage."""
+    return _StoredNewFile(location) if is_url(location) else _LocalNewFile(location)
+
+
+def opened(location: str, size: int) -> ReadableFile:
+    """The file at *location*, which has *size* bytes. OSError unless it is there, and whole."""
+    return _StoredReadFile(location, size) if is_url(location) else _LocalReadFile(location, size)
+
+
+def put(url: str, content: bytes) -> None:
+    """Write a small file at *url* in HDFS or S3."""
+    folder, name = _place(url)
+    Retries(AWAY_TIMEOUT_S)(lambda: folder.put(name, content, _aside(name)))
+
+
+def _place(url: str) -> tuple[FileStore, str]:
+    folder, _, name = url.rpartition("/")
+    return folder_at(folder), name
+
+
+def _aside(name: str) -> str:
+    """A temporary name with the beginning of *name*, by which its command removes it."""
+    return f"{name}.aside-{secrets.token_hex(8)}"
+
+
+class _LocalNewFile:
+    def __init__(self, path: str) -> None:
+        file = open(path, "xb", BUFFER_BYTES)  # noqa: SIM115 - it stays open
+        self.write, self.finish = file.write, file.close
+
+
+class _StoredNewFile:
+    def __init__(self, url: str) -> None:
+        self._folder, self._name = _place(url)
+        self._spool: Any = tempfile.TemporaryFile(buffering=BUFFER_BYTES)  # noqa: SIM115 - it stays open
+
+    def write(self, data: bytes | bytearray) -> None:
+        with _spooling():
+            self._spool.write(data)
+
+    def finish(self) -> None:
+        with _spooling():
+            self._spool.flush()
+        with self._spool:
+            Retries(AWAY_TIMEOUT_S)(lambda: self._folder.put(self._name, self._spool, _aside(self._name)))
+
+
+@contextmanager
+def _spooling() -> Iterator[None]:
+    """Explain an error of this machine's disk."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"A staged file cannot be kept in {tempfile.gettempdir()} of this machine: {error.strerror}. It is written "
+            f"there before it goes to the staging folder: make room, or let TMPDIR name another folder, on every "
+            f"executor."
+        ) from None
+
+
+class _LocalReadFile:
+    def __init__(self, path: str, size: int) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115 - it stays open
+        self.close = self._file.close
+        if (found := self._file.seek(0, os.SEEK_END)) != size:
+            self.close()
+            raise OSError(f"it has {found} bytes instead of {size}")
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(length)
+
+
+class _StoredReadFile:
+    def __init__(self, url: str, size: int) -> None:
+        self._folder, self._name = _place(url)
+        self._end_at = max(0, size - END_BYTES)
+        self._end = self._range(self._end_at, size - self._end_at + 1)
+        if self._end_at + len(self._end) != size:
+            raise OSError(f"it does not have the {size} bytes that were written")
+
+    def read(self, offset: int, length: int) -> bytes:
+        if offset >= self._end_at:
+            return self._end[offset - self._end_at : offset - self._end_at + length]
+        return self._range(offset, length) if length else b""
+
+    def _range(self, offset: int, length: int) -> bytes:
+        data = Retries(AWAY_TIMEOUT_S)(lambda: self._folder.get_range(self._name, offset, length))
+        if data is None:
+            raise FileNotFoundError(2, os.strerror(2))
+        return data
+
+    def close(self) -> None:
+        self._end = b""
+
+
+WritableFile = _LocalNewFile | _StoredNewFile
+ReadableFile = _LocalReadFile | _StoredReadFile
+
 
 MAGIC = b"eostage1"
 _SLOT = struct.Struct(">QII")
@@ -99,7 +239,7 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def joined(self, more: OutputBatch) -> OutputBatch:
-        """The outputs, then those of *more*, which has the same columns; this batch is used up."""
+        """The outputs, then the outputs of *more*, which has the same columns; this batch is used up."""
         for name in self.__struct_fields__:
             column, other = getattr(self, name), getattr(more, name)
             require((column is None) == (other is None), "the outputs of a sink have the same columns")
@@ -347,3 +487,62 @@ def _problem(location: str, done: str, why: str) -> ConfigError:
         f"the same name: give one on shared storage, HDFS or S3, with room for the input of a chunk. Nothing of this "
         f"checkpoint is visible, and nothing is lost."
     )
+
+
+Origin = tuple[str, int, int]
+"""Topic, partition and offset of an input record."""
+
+
+class RecomputedOutput(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    origin: Origin | None
+    timestamp_ms: int | None = None
+    """None: the client's own time."""
+    partition: int | None = None
+    """The partition that the sink's ``partition=`` gives; None: the client chooses it."""
+
+    def place(self, partition_of: Partitioner, partitions: int) -> int | None:
+        """Its partition in a topic with so many; None: any."""
+        return partition_of(self.key, partitions) if self.partition is None else self.partition
+
+    def alone(self, partition: int) -> Outputs:
+        """To be written into *partition*."""
+        return Outputs(
+            [self.value], [self.key], [self.headers or []], [self.timestamp_ms or NOW], partitions=[partition]
+        )
+
+
+def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
+    """The outputs one by one."""
+    for batch in batches:
+        none: list[None] = [None] * len(batch.values)
+        yield from map(
+            RecomputedOutput,
+            batch.keys or none,
+            batch.values,
+            batch.headers or none,
+            batch.origins or none,
+            batch.timestamps or none,
+            batch.partitions or none,
+        )
+
+
+def batches_of(
+    outputs: Iterable[OutputFile], lane: int, *, by_partition: bool, origins: bool = True
+) -> Iterator[OutputBatch]:
+    """The outputs of a lane, in order. One that is a partition has its number in `OutputBatch.partitions`."""
+    if not by_partition:
+        return read_lane([output for output in outputs if output.subtask == lane], 0, origins=origins)
+    return (
+        msgspec.structs.replace(batch, partitions=[lane] * len(batch.values))
+        for batch in read_lane(outputs, lane, origins=origins)
+    )
+
+
+def count_of(outputs: Iterable[OutputFile], lane: int, *, by_partition: bool) -> int:
+    """The number of outputs in a lane."""
+    if not by_partition:
+        return sum(output.records for output in outputs if output.subtask == lane)
+    return sum(output.counts.get(lane, 0) for output in outputs)

@@ -1,11 +1,13 @@
 """The visible records of one partition, attributed to the lanes of checkpoints: a unit of an audit.
 
 Invariants: the header of a batch identifies its writer, its contents never do; a lane is kept as a digest, whatever its
-size; records are attributed to a claim only if the log holds all of it, also after they were read.
+size and the batches in which its records come; records are attributed to a claim only if the log holds all of it, also
+after they were read.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -22,11 +24,71 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, scan, visible_record, visible_runs
-from exactlyonce.engines.bounded.unit.digests import Digest, RecordDigest
 from exactlyonce.engines.bounded.unit.kept import KEPT
-from exactlyonce.engines.bounded.unit.staging import StagedFile, StagedFiles
+from exactlyonce.engines.bounded.unit.messages import WorkPlace
+from exactlyonce.engines.bounded.unit.staging import StagedFiles
 from exactlyonce.pipeline.dead_letters import compared
 from exactlyonce.pipeline.errors import TopicError
+
+DIGEST_BYTES = 16
+_ARRAY_BYTES = ((16, 1), (1 << 16, 3), (1 << 32, 5))
+"""(the items of an array in msgpack are fewer, the length of its head)."""
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Digest(msgspec.Struct, frozen=True, array_like=True):
+    """The digest of a sequence of records."""
+
+    contents: bytes
+    """Of keys, values and headers."""
+    times: bytes
+    """Of timestamps; empty: they were not added."""
+
+
+class RecordDigest:
+    """Adds up the digest of records, column by column."""
+
+    def __init__(self) -> None:
+        self._keys, self._values, self._headers, self._times = (
+            hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in range(4)
+        )
+        self._is_timed = False
+
+    def add(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[Headers] | None,
+        times_ms: Sequence[int] | None,
+    ) -> None:
+        """Add the next records; no keys and no headers are the same as empty ones."""
+        none = [None] * len(values)
+        self._values.update(_items(values))
+        self._keys.update(_items(none if keys is None else keys))
+        self._headers.update(_items([()] * len(values) if headers is None else headers))
+        if times_ms is not None:
+            self._is_timed = True
+            self._times.update(_items(times_ms))
+
+    def digest(self) -> Digest:
+        """The digest of all that was added."""
+        contents = b"".join(column.digest() for column in (self._keys, self._values, self._headers))
+        return Digest(contents, self._times.digest() if self._is_timed else b"")
+
+
+NOTHING = RecordDigest().digest()
+"""The digest of no records."""
+
+
+def _items(column: Sequence[object]) -> bytes:
+    """The items in msgpack, one after the other.
+
+    >>> _items([1, b"two"]) + _items([None]) == _items([1, b"two", None])
+    True
+    """
+    head = next(length for items, length in _ARRAY_BYTES if len(column) < items)
+    return _encode(column)[head:]
+
 
 FOREIGN_SHOWN = 100
 """Foreign records kept of a partition; more are counted."""
@@ -35,7 +97,7 @@ COMMON = 0
 Place = tuple[str, int]
 """Topic and partition."""
 SinkLane = tuple[int, str, int]
-"""Checkpoint, sink, and lane: see `unit.lanes`."""
+"""Checkpoint, sink, and lane: see `unit.staging`."""
 
 
 class Claim(NamedTuple):
@@ -89,14 +151,6 @@ class ClaimedPartition(msgspec.Struct, frozen=True):
     """Whether it is read to its end; else until all claims are met."""
 
 
-class PartitionPlace(msgspec.Struct, frozen=True, tag="partition"):
-    """A `ClaimedPartition` by its place in a staged file."""
-
-    client: dict[str, str]
-    file: StagedFile
-    receiver: int
-
-
 class SeenLane(msgspec.Struct, frozen=True, kw_only=True):
     """The visible records of a lane in one partition."""
 
@@ -139,7 +193,7 @@ class VisiblePartition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_place_decoder = msgspec.msgpack.Decoder(PartitionPlace)
+_place_decoder = msgspec.msgpack.Decoder(WorkPlace)
 _output_decoder = msgspec.msgpack.Decoder(AuditedOutput)
 _partition_decoder = msgspec.msgpack.Decoder(ClaimedPartition)
 _value = cast("Any", Message.value)
@@ -149,7 +203,7 @@ _timestamp = cast("Any", Message.timestamp)
 
 
 def read_partition(place: bytes, attempt_label: str) -> bytes:
-    """Read the partition at an encoded `PartitionPlace`; return the encoded `VisiblePartition`."""
+    """Read the partition at an encoded `WorkPlace`; return the encoded `VisiblePartition`."""
     work = _place_decoder.decode(place)
     with closing(StagedFiles()) as files:
         output = _output_decoder.decode(files.message(work.file, COMMON))

@@ -1,34 +1,101 @@
 """A page about a run, for a browser: is it well, what is slow, what happened. It needs nothing from the network.
 
 `page.html` asks for `state.json?after=VERSION`, which is answered once there is another version, and for
-`checkpoint.json?id=N` when a checkpoint is opened.
+`checkpoint.json?id=N` when a checkpoint is opened. Invariant: the last `CHECKPOINTS` are kept, as the run's events tell
+of them; one that has ended, completed or aborted, changes no more but for its notes.
 """
 
 from __future__ import annotations
 
 import base64
 import copy
+import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.records.manifest import slowest, slowest_first
+from exactlyonce.checkpoint.records.manifest import SubtaskStats, slowest, slowest_first
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.local.messages import Progress, WatermarkOf
-from exactlyonce.engines.local.monitoring.health import Health
-from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Paths
-from exactlyonce.engines.local.monitoring.triggered import TriggeredCheckpoint, TriggeredCheckpoints
+from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Health, Paths
 from exactlyonce.engines.local.reporting import Reporter
+from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
+
+CHECKPOINTS = 60
+"""How many are kept."""
+RUNNING, COMPLETED, ABORTED = "running", "completed", "aborted"
+"""The outcomes of a checkpoint, as the page and spans have them."""
+_CHECKPOINT = re.compile(r"\bcheckpoint (\d+)\b")
+
+
+class TriggeredCheckpoint(msgspec.Struct, omit_defaults=True):
+    """A checkpoint that was triggered in this run. Times are in milliseconds since 1970."""
+
+    id: int
+    triggered_ms: int
+    outcome: str = RUNNING
+    subtasks: list[SubtaskStats] = []
+    """Those that have acknowledged it, in that order."""
+    event: Mapping[str, Any] = {}
+    """Its event, once it is completed."""
+    aborted_ms: int = 0
+    notes: list[str] = []
+    """What was said about it."""
+
+
+class TriggeredCheckpoints:
+    """The triggered checkpoints of one run, by number."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, TriggeredCheckpoint] = {}
+
+    def event(self, event: Mapping[str, Any]) -> list[TriggeredCheckpoint]:
+        """Take in an event of the run. Gives the checkpoints that it ended."""
+        known = self.by_number.get(event.get("checkpoint", -1))
+        match event["event"], event.get("step"):
+            case "note", _:
+                return self._noted(event)
+            case "checkpoint", _ if known is not None:
+                known.outcome, known.event = COMPLETED, dict(event)
+                return [known]
+            case "step", "deployed":  # what the last workers were at will never be complete
+                return self._abort(self.by_number.values(), event["at_ms"])
+            case "step", "triggered":
+                self.by_number[event["checkpoint"]] = TriggeredCheckpoint(event["checkpoint"], event["at_ms"])
+                while len(self.by_number) > CHECKPOINTS:
+                    del self.by_number[min(self.by_number)]
+            case "step", "acknowledged" if known is not None:
+                figures = {name: event[name] for name in SubtaskStats.__struct_fields__ if name in event}
+                known.subtasks.append(SubtaskStats(**figures, subtask=event["worker"]))
+        return []
+
+    def _noted(self, note: Mapping[str, Any]) -> list[TriggeredCheckpoint]:
+        text = note["text"]
+        named = [self.by_number[number] for number in {*map(int, _CHECKPOINT.findall(text))} & self.by_number.keys()]
+        for known in named:
+            known.notes.append(text)
+        return self._abort(named, note["at_ms"]) if "aborted" in text else []
+
+    def _abort(self, checkpoints: Iterable[TriggeredCheckpoint], at_ms: int) -> list[TriggeredCheckpoint]:
+        running = [known for known in checkpoints if known.outcome == RUNNING]
+        for known in running:
+            known.outcome, known.aborted_ms = ABORTED, at_ms
+        return running
+
 
 SAMPLES, NOTES = 240, 100
 """How many of each are kept."""
@@ -40,6 +107,131 @@ ANSWER_WITHIN_S = 1.0
 """A state is given by then, changed or not: ages grow."""
 BUSY_SHARE = 0.8
 """An operator with this share of a worker's time is named."""
+
+
+class ShownCheckpoint(msgspec.Struct, kw_only=True):
+    """One checkpoint among the last ones. What is not known, or is none of an aborted one, is left out."""
+
+    id: int
+    triggered_ms: int
+    """Since 1970."""
+    outcome: str
+    """See `TriggeredCheckpoint`."""
+    duration_ms: int | UnsetType = UNSET
+    kind: str | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    """Written by it."""
+    state_bytes: int | UnsetType = UNSET
+    """All state that it refers to."""
+    records_committed: int | UnsetType = UNSET
+    sync_ms: float | UnsetType = UNSET
+    async_ms: float | UnsetType = UNSET
+    slowest: str | UnsetType = UNSET
+    """Its slowest subtask, in words."""
+    reason: str | UnsetType = UNSET
+    """Why it was aborted."""
+
+
+class ShownAborted(msgspec.Struct):
+    """A checkpoint that was aborted, as the next completed one tells."""
+
+    checkpoint: int
+    triggered_at_ms: int
+    lasted_ms: int
+    reason: str
+
+
+class CheckpointDetails(ShownCheckpoint, kw_only=True):
+    """One checkpoint, opened."""
+
+    decided_at_ms: int | UnsetType | None = UNSET
+    committed_at_ms: int | UnsetType | None = UNSET
+    subtasks: list[dict[str, Any]] = []
+    """See `SubtaskStats.figures`; the slowest comes first."""
+    aborted: list[ShownAborted] | UnsetType = UNSET
+    """Those before it."""
+    missing: list[str] = []
+    """Subtasks that have not acknowledged it."""
+    notes: list[str] = []
+    parts: list[tuple[str, str, int]] | UnsetType = UNSET
+    """(operator or sink, "state" or "records", bytes or count)"""
+
+
+class ShownPartition(msgspec.Struct, kw_only=True):
+    """A split of a source that is read."""
+
+    source: str
+    topic: str
+    partition: int
+    offset: int | UnsetType = UNSET
+    """Sn of the newest checkpoint."""
+    lag: int | None
+    """Records that are not read; None: not known."""
+
+
+class ShownWatermark(msgspec.Struct, kw_only=True):
+    """Event time of a source or operator."""
+
+    id: str
+    at_ms: int | None
+    """None: a split has had no record yet."""
+    held_back_by: str
+    late: int | None
+    came: int | None
+    """Late records, and all; None: not known."""
+
+
+class ShownSavepoint(msgspec.Struct):
+    id: int
+    at_ms: int
+    state_bytes: int
+
+
+class PipelineSummary(msgspec.Struct, kw_only=True):
+    """Whether a pipeline is well."""
+
+    pipeline: str
+    state: str
+    well: bool
+    sentence: str
+    figures: Mapping[str, Any]
+    """`records_per_s`, `lag` and `open_transactions`; of a run all that its events tell, and nothing at first."""
+
+
+class Pipelines(msgspec.Struct):
+    """What a page about several pipelines shows."""
+
+    pipelines: list[PipelineSummary]
+
+
+class PipelineState(PipelineSummary, kw_only=True):
+    """All that the page, `exactlyonce top` and its JSON show, but for the details of checkpoints."""
+
+    at_ms: int
+    as_of_ms: int | None
+    """The time of the figures; None: there are none yet."""
+    cause: str
+    """What to look at first; empty if there is nothing."""
+    from_topic: bool | UnsetType = UNSET
+    """Whether the checkpoint topic tells; else the run does."""
+    parallelism: int
+    incarnation: int
+    restarts: int
+    samples: list[tuple[int, int, int]]
+    """(at_ms, records a second, lag)"""
+    graph: list[dict[str, Any]]
+    """See `drawn`."""
+    workers: list[dict[str, Any]]
+    partitions: list[ShownPartition]
+    watermarks: list[ShownWatermark]
+    checkpoints: list[ShownCheckpoint]
+    savepoints: list[ShownSavepoint] | UnsetType = UNSET
+    transactions: list[dict[str, Any]]
+    """See `WaitingOutput.figures`."""
+    notes: list[tuple[int, str]]
+    """(at_ms, text), newest first"""
+    version: int | UnsetType = UNSET
+    """See `Changes`."""
 
 
 class Changes:
@@ -102,7 +294,7 @@ class Page(Reporter):
         """What a run that has not begun asks for, and since when by the monotonic clock, in ms."""
         self._current_ms: int | None = None
         """When a worker last sent its figures while none waited for its sources, by the monotonic clock."""
-        self._incarnation = self._restarts = self._deployments = 0
+        self._incarnation = self._deployments = 0
         self._figures: Mapping[str, Any] = {}
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
         """The wall clock in milliseconds, records a second, lag."""
@@ -150,7 +342,7 @@ class Page(Reporter):
     def paths(self) -> Paths:
         return paths_of(self.state, self._checkpoint, self._changes)
 
-    def _checkpoint(self, number: int) -> dict[str, Any] | None:
+    def _checkpoint(self, number: int) -> CheckpointDetails | None:
         with self._lock:
             known = copy.copy(self._checkpoints.by_number.get(number))
             subtasks = list(known.subtasks) if known is not None else []
@@ -158,30 +350,29 @@ class Page(Reporter):
             return None
         acknowledged = {(stats.task, stats.subtask) for stats in subtasks}
         missing = [f"{task}[{subtask}]" for task, subtask in self._subtasks if (task, subtask) not in acknowledged]
-        return {
-            **_bar(known), "decided_at_ms": known.event.get("decided_at_ms"),
-            "committed_at_ms": known.event.get("committed_at_ms"),
+        details = {
+            "decided_at_ms": known.event.get("decided_at_ms"), "committed_at_ms": known.event.get("committed_at_ms"),
             "slowest": slowest(subtasks), "subtasks": [stats.figures for stats in slowest_first(subtasks)],
-            "missing": missing if known.outcome != "completed" else [], "notes": list(known.notes),
+            "missing": missing if known.outcome != COMPLETED else [], "notes": list(known.notes),
         }  # fmt: skip
+        return CheckpointDetails(**{**msgspec.structs.asdict(_shown(known)), **details})
 
-    def state(self) -> dict[str, Any]:
-        """All but the details of checkpoints, for JSON."""
+    def state(self) -> PipelineState:
         verdict, waiting, now_ms = self._health.wellness, self._waiting(), self._clock.now_ms()
         with self._lock:
             operators, current_ms = self._operators(), self._current_ms
-            return {
-                "pipeline": self._pipeline, "parallelism": self._parallelism, "at_ms": now_ms,
-                "as_of_ms": None if current_ms is None else now_ms - (self._clock.monotonic_ms() - current_ms),
-                "state": self._state, "well": verdict.well, "sentence": verdict.sentence,
-                "cause": self._cause(operators, well=verdict.well), "incarnation": self._incarnation,
-                "restarts": max(0, self._deployments - 1), "figures": self._figures, "samples": list(self._samples),
-                "graph": [node | operators.get(node["id"], {}) for node in self._graph],
-                "workers": [_worker(figures.newest) for _, figures in sorted(self._workers.items())],
-                "partitions": [*self._partitions()], "watermarks": [*self._watermarks()],
-                "checkpoints": [_bar(known) for _, known in sorted(self._checkpoints.by_number.items())],
-                "transactions": waiting, "notes": list(reversed(self._notes)),
-            }  # fmt: skip
+            return PipelineState(
+                pipeline=self._pipeline, parallelism=self._parallelism, at_ms=now_ms,
+                as_of_ms=None if current_ms is None else now_ms - (self._clock.monotonic_ms() - current_ms),
+                state=self._state, well=verdict.well, sentence=verdict.sentence,
+                cause=self._cause(operators, well=verdict.well), incarnation=self._incarnation,
+                restarts=max(0, self._deployments - 1), figures=self._figures, samples=list(self._samples),
+                graph=[node | operators.get(node["id"], {}) for node in self._graph],
+                workers=[_worker(figures.newest) for _, figures in sorted(self._workers.items())],
+                partitions=[*self._partitions()], watermarks=[*self._watermarks()],
+                checkpoints=[_shown(known) for _, known in sorted(self._checkpoints.by_number.items())],
+                transactions=waiting, notes=list(reversed(self._notes)),
+            )  # fmt: skip
 
     def _operators(self) -> dict[str, dict[str, Any]]:
         """Records a second and the greatest share of a worker's time, by operator; the lag, by source."""
@@ -196,7 +387,7 @@ class Page(Reporter):
                 of["lag"] = of.get("lag", 0) + lag
         return shown
 
-    def _watermarks(self) -> Iterator[dict[str, Any]]:
+    def _watermarks(self) -> Iterator[ShownWatermark]:
         """By source and operator, the lowest of its subtasks that expect records."""
         lowest: dict[str, WatermarkOf] = {}
         late, came = Counter[str](), Counter[str]()
@@ -207,13 +398,13 @@ class Page(Reporter):
                 lowest[id] = min(lowest.get(id, watermark), watermark, key=lambda known: (known.idle, known.time_ms))
         for id, watermark in lowest.items():
             at_ms = watermark.time_ms if NO_WATERMARK < watermark.time_ms < END_OF_TIME else None
-            yield {"id": id, "at_ms": at_ms, "held_back_by": watermark.held_back_by, "late": late[id], "came": came[id]}
+            yield ShownWatermark(id=id, at_ms=at_ms, held_back_by=watermark.held_back_by, late=late[id], came=came[id])
 
-    def _partitions(self) -> Iterator[dict[str, Any]]:
+    def _partitions(self) -> Iterator[ShownPartition]:
         for figures in self._workers.values():
             for source, places in figures.newest.lags.items():
                 for topic, partition, lag in places:
-                    yield {"source": source, "topic": topic, "partition": partition, "lag": lag}
+                    yield ShownPartition(source=source, topic=topic, partition=partition, lag=lag)
 
     def _cause(self, operators: Mapping[str, Mapping[str, Any]], *, well: bool) -> str:
         """What to look at first; empty if there is nothing."""
@@ -236,14 +427,14 @@ class Page(Reporter):
 
 
 def paths_of(
-    state: Callable[[], dict[str, Any]],
-    checkpoint: Callable[[int], Any],
+    state: Callable[[], PipelineState | Pipelines],
+    checkpoint: Callable[[int], CheckpointDetails | None],
     changes: Changes | None = None,
     below: str = "/",
 ) -> Paths:
     """The page, and what it asks for: *state* without and *checkpoint* with details, which gives None if unknown.
 
-    *changes* are those of the state; None: it is asked for now and then.
+    *changes* of the state wake it; None: it is asked for now and then.
     """
     html = (Path(__file__).parent / "page.html").read_bytes()
     script = sha256(html.partition(b"<script>")[2].partition(b"</script>")[0]).digest()
@@ -258,7 +449,7 @@ def paths_of(
         if (after := asked.query.get("after", "")).isdecimal():
             changes.wait(int(after), ANSWER_WITHIN_S)
         version = changes.version  # the state may already be a later one
-        return Answer(msgspec.json.encode({**state(), "version": version}), "application/json")
+        return Answer(msgspec.json.encode(msgspec.structs.replace(state(), version=version)), "application/json")
 
     def answer_checkpoint(asked: Asked) -> Answer:
         number = asked.query.get("id", "")
@@ -314,9 +505,49 @@ def _worker(progress: Progress) -> dict[str, Any]:
     return {**figures, "lag": progress.lag, "waits": _waits(progress), "unwritten": progress.unwritten}
 
 
-def _bar(known: TriggeredCheckpoint) -> dict[str, Any]:
+def _shown(known: TriggeredCheckpoint) -> ShownCheckpoint:
     names = ("kind", "duration_ms", "bytes", "state_bytes", "records_committed", "sync_ms", "async_ms")
     figures = {name: known.event[name] for name in names if name in known.event}
     if known.aborted_ms:
         figures["duration_ms"] = known.aborted_ms - known.triggered_ms
-    return {"id": known.id, "triggered_ms": known.triggered_ms, "outcome": known.outcome, **figures}
+    return ShownCheckpoint(id=known.id, triggered_ms=known.triggered_ms, outcome=known.outcome, **figures)
+
+
+LOOK_INTERVAL_MS = 1_000
+TIMEOUT_MS = 5_000
+
+
+class WaitingNow:
+    """Looks from a thread of its own, so that nobody waits for it: an answer has what was seen last."""
+
+    def __init__(self, config: ClientConfig, pipeline: str, clock: Clock) -> None:
+        self._log, self._waiting = LogFollower(config, pipeline), WaitingLook(config, pipeline, TIMEOUT_MS)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due_ms = 0
+        self._thread: threading.Thread | None = None
+        self._seen: list[WaitingOutput] = []
+
+    def figures(self) -> list[dict[str, Any]]:
+        """See `WaitingOutput.figures`. From any thread."""
+        with self._lock:
+            if self._clock.monotonic_ms() >= self._due_ms and (self._thread is None or not self._thread.is_alive()):
+                self._due_ms = self._clock.monotonic_ms() + LOOK_INTERVAL_MS
+                self._thread = threading.Thread(target=self._look, name="waiting output", daemon=True)
+                self._thread.start()
+            return [output.figures(self._clock.now_ms()) for output in self._seen]
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        if self._thread is not None:
+            self._thread.join()
+        self._log.close()
+        self._waiting.close()
+
+    def _look(self) -> None:
+        try:
+            seen = self._waiting.look(self._log.look())
+        except ExactlyOnceError:  # a broker is away; the run itself says so
+            seen = []
+        with self._lock:
+            self._seen = seen

@@ -1,7 +1,8 @@
-"""Answers GET requests over HTTP, on threads of its own.
+"""Answers of a run over HTTP, on threads of their own: two probes, and figures for Prometheus.
 
-Invariant: a client has a thread for `REQUEST_S` at most, however slowly it sends or reads, and there are `CLIENTS_MAX`
-of them at most: the run that is watched has them in its own process.
+Invariants: a client has a thread for `REQUEST_S` at most, however slowly it sends or reads, and there are `CLIENTS_MAX`
+of them at most: the run that is watched has them in its own process. Counters begin at 0 with the run, and go on over
+restarts of its workers. No answer has a secret: labels are ids and numbers.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from exactlyonce.checkpoint.coordinator import JobState
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.engines.local.messages import Progress
+from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
+from exactlyonce.pipeline.extras import needing
 
 POLL_S = 0.1
 """How often a server looks whether to end, and which clients have had their time."""
@@ -146,3 +153,248 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+STANDBY, WAITING = "standby", "waiting"
+"""The states of a run without a job: another run leads; a broker or a service is away."""
+STATES = (*(state.value for state in JobState), STANDBY, WAITING)
+STUCK_S = 30.0
+"""A run that has not come round for so long is stuck."""
+
+
+LATE_S, LATE_TIMES = 10.0, 3
+"""A checkpoint is late after so many seconds, or so many times the usual time, whichever is more."""
+
+
+class Verdict(NamedTuple):
+    well: bool
+    sentence: str
+
+
+class Health(Reporter):
+    """Written by one thread, read by others: each field is replaced whole."""
+
+    def __init__(self, settings: CheckpointSettings, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._now_s = settings, now_s
+        self._state = JobState.RECOVERING.value, now_s()
+        """The state, and since when."""
+        self._stuck_at_s = now_s() + STUCK_S
+        self._completed: tuple[int, float, float] | None = None
+        """The newest completed checkpoint, when it was completed, and the seconds that it took."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            self._completed = event["checkpoint"], self._now_s(), event["duration_ms"] / 1000
+
+    def turned(self, state: str, rests_s: float = 0.0) -> None:
+        now_s = self._now_s()
+        self._stuck_at_s = now_s + rests_s + STUCK_S
+        if state != self._state[0]:
+            self._state = state, now_s
+
+    @property
+    def liveness(self) -> Verdict:
+        """Whether the run comes round, restoring and waiting included."""
+        state, since_s = self._state
+        stuck_s = self._now_s() - self._stuck_at_s
+        if stuck_s > 0:
+            return Verdict(False, f"stuck: {state}, and it has not come round for {STUCK_S + stuck_s:.0f} s")
+        return Verdict(True, f"{state}, for {self._now_s() - since_s:.1f} s")
+
+    @property
+    def readiness(self) -> Verdict:
+        """Whether records are processed, and the last checkpoint was in time."""
+        settings = self._settings
+        return self._verdict((settings.interval_ms + settings.min_pause_ms + settings.timeout_ms) / 1000)
+
+    @property
+    def wellness(self) -> Verdict:
+        """Whether it is ready, and checkpoints come about as often as they should: sooner than `readiness`."""
+        usual_s = (self._settings.interval_ms + self._settings.min_pause_ms) / 1000
+        took_s = self._completed[2] if self._completed is not None else 0.0
+        return self._verdict(max(LATE_S, LATE_TIMES * (usual_s + took_s)))
+
+    def _verdict(self, allowed_s: float) -> Verdict:
+        """*allowed_s* may pass from one completed checkpoint to the next."""
+        (state, since_s), completed, now_s = self._state, self._completed, self._now_s()
+        live = self.liveness
+        if not live.well or state != JobState.RUNNING.value:
+            return Verdict(False, live.sentence)
+        if completed is None:
+            last_s, ago = since_s, "no checkpoint of this run is complete yet"
+        else:
+            last_s, ago = max(completed[1], since_s), f"checkpoint {completed[0]} is {now_s - completed[1]:.1f} s old"
+        if now_s - last_s > allowed_s:
+            return Verdict(False, f"{state}, but {ago}; one should be complete every {allowed_s:g} s at the latest")
+        return Verdict(True, f"{state}; {ago}")
+
+    def answer_live(self, _: Asked) -> Answer:
+        return _answer(self.liveness)
+
+    def answer_ready(self, _: Asked) -> Answer:
+        return _answer(self.readiness)
+
+
+def _answer(verdict: Verdict) -> Answer:
+    return Answer(f"{verdict.sentence}\n".encode(), status=200 if verdict.well else 503)
+
+
+BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metric(NamedTuple):
+    """A metric, as Prometheus shows it. Each has the label `pipeline` as well."""
+
+    name: str
+    kind: str
+    """counter, gauge or histogram"""
+    labels: tuple[str, ...]
+    help: str
+
+
+METRICS = tuple(
+    Metric(f"exactlyonce_{name}", kind, labels, help)
+    for name, kind, labels, help in (
+        ("job_state", "gauge", ("state",), f"1 for the present state, 0 for the others: {', '.join(STATES)}"),
+        ("incarnation", "gauge", (), "The number of the present incarnation"),
+        ("restarts_total", "counter", (), "Restarts of the workers since the run began"),
+        ("checkpoints_triggered_total", "counter", (), "Checkpoints begun, aborted ones too"),
+        ("checkpoints_completed_total", "counter", (), "Checkpoints whose output is committed"),
+        ("checkpoint_duration_seconds", "histogram", ("phase",),
+         "Of completed checkpoints: sync, async (each of the slowest subtask), end_to_end from trigger to committed"),
+        ("last_checkpoint_id", "gauge", (), "The number of the newest completed checkpoint"),
+        ("last_checkpoint_timestamp_seconds", "gauge", (), "When it was completed, in seconds since 1970"),
+        ("last_checkpoint_size_bytes", "gauge", (), "The bytes that it wrote"),
+        ("last_checkpoint_full_size_bytes", "gauge", (), "The bytes of all state that it refers to"),
+        ("last_checkpoint_committables", "gauge", (), "The transactions and sets of rows that it committed"),
+        ("records_committed_total", "counter", (), "Records of committed output, each counted once"),
+        ("dead_letters_total", "counter", (), "Dead letters of completed checkpoints"),
+        ("records_in_total", "counter", ("subtask",), "Records read, again after a restart"),
+        ("records_out_total", "counter", ("subtask",), "Records written, again after a restart"),
+        ("records_skipped_total", "counter", ("subtask",), "Records that sources left out"),
+        ("operator_records_in_total", "counter", ("operator", "subtask"),
+         "Records that came to an operator, late ones too"),
+        ("operator_busy_seconds_total", "counter", ("operator", "subtask"), "Time in an operator's function or state"),
+        ("late_records_total", "counter", ("operator", "subtask"),
+         "Records that came after their time was over, whether left out or given to a side output"),
+        ("watermark_timestamp_seconds", "gauge", ("operator", "subtask"),
+         "Event time: a source or an operator has all records up to it, in seconds since 1970"),
+        ("pending_records", "gauge", ("source", "topic", "partition", "subtask"),
+         "The lag: committed records that are not read; of other sources, those at hand of each open split"),
+        ("loop_records", "gauge", ("subtask",), "Records that wait to come round a loop"),
+        ("open_transactions", "gauge", ("subtask",), "Open transactions of the sinks"),
+        ("unwritten_records", "gauge", ("sink", "subtask"), "Committed records that an at_most_once sink still holds"),
+        ("longest_gap_seconds", "gauge", (),
+         "The longest time between two batches of a worker with input, in the interval of the newest checkpoint"),
+    )
+)  # fmt: skip
+
+
+_Place = tuple[str, str, int]
+"""Source, topic and partition."""
+
+
+def _by_place(progress: Progress) -> dict[_Place, int]:
+    return {
+        (source, topic, partition): lag for source, places in progress.lags.items() for topic, partition, lag in places
+    }
+
+
+class Metrics(Reporter):
+    """Gathers the figures of *pipeline*'s run, over all its incarnations."""
+
+    def __init__(self, pipeline: str) -> None:
+        with needing("metrics", "prometheus_client", "metrics (--metrics)"):
+            import prometheus_client as client
+        self.registry = client.CollectorRegistry()
+        self._client, self._pipeline = client, pipeline
+        made = {"counter": client.Counter, "gauge": client.Gauge}
+        self._metrics: dict[str, Any] = {}
+        for name, kind, labels, help in METRICS:
+            if kind == "histogram":
+                metric: Any = client.Histogram(
+                    name, help, ("pipeline", *labels), buckets=BUCKETS_S, registry=self.registry
+                )
+            else:
+                metric = made[kind](name, help, ("pipeline", *labels), registry=self.registry)
+            self._metrics[name.removeprefix("exactlyonce_")] = metric
+            if not labels:
+                metric.labels(pipeline)  # shown from the start, as 0
+        self._workers: dict[int, Progress] = {}
+        self._letters = 0
+        self._deployed = False
+        self.turned(JobState.RECOVERING.value)
+
+    def _of(self, name: str, *labels: object) -> Any:
+        return self._metrics[name].labels(self._pipeline, *map(str, labels))
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        match event["event"], event.get("step"):
+            case "started", _:
+                self._of("incarnation").set(event["incarnation"])
+                self._letters = 0
+            case "step", "triggered":
+                self._of("checkpoints_triggered_total").inc()
+            case "step", "deployed":
+                self._of("restarts_total").inc(int(self._deployed))
+                self._deployed = True
+                for subtask in [*self._workers]:
+                    self._forget_lags(subtask, _by_place(self._workers.pop(subtask)))
+            case "checkpoint", _:
+                self._completed(event)
+
+    def _completed(self, event: Mapping[str, Any]) -> None:
+        self._of("checkpoints_completed_total").inc()
+        self._of("records_committed_total").inc(event["records_committed"])
+        letters = event.get("dead_letters", 0)
+        self._of("dead_letters_total").inc(letters - self._letters)
+        self._letters = letters
+        for phase, field_ in (("sync", "sync_ms"), ("async", "async_ms"), ("end_to_end", "duration_ms")):
+            self._of("checkpoint_duration_seconds", phase).observe(event[field_] / 1000)
+        self._of("last_checkpoint_id").set(event["checkpoint"])
+        self._of("last_checkpoint_timestamp_seconds").set(event["at_ms"] / 1000)
+        self._of("last_checkpoint_size_bytes").set(event["bytes"])
+        self._of("last_checkpoint_full_size_bytes").set(event["state_bytes"])
+        self._of("last_checkpoint_committables").set(event["committables"])
+        self._of("longest_gap_seconds").set(event["longest_gap_ms"] / 1000)
+
+    def progress(self, progress: Progress) -> None:
+        subtask = progress.subtask
+        before = self._workers.get(subtask)
+        self._workers[subtask] = progress
+        for name, of in (("records_in", "records_in"), ("records_out", "records_out"), ("records_skipped", "skipped")):
+            grown = getattr(progress, of) - (getattr(before, of) if before else 0)
+            self._of(f"{name}_total", subtask).inc(max(0, grown))
+        for operator, (took_s, records) in progress.operators.items():
+            took_before_s, records_before = before.operators.get(operator, (0.0, 0)) if before else (0.0, 0)
+            self._of("operator_busy_seconds_total", operator, subtask).inc(max(0.0, took_s - took_before_s))
+            self._of("operator_records_in_total", operator, subtask).inc(max(0, records - records_before))
+        for operator, late in progress.late.items():
+            self._of("late_records_total", operator, subtask).inc(
+                max(0, late - (before.late.get(operator, 0) if before else 0))
+            )
+        for operator, watermark in progress.watermarks.items():
+            if NO_WATERMARK < watermark.time_ms < END_OF_TIME:
+                self._of("watermark_timestamp_seconds", operator, subtask).set(watermark.time_ms / 1000)
+        lags = _by_place(progress)
+        self._forget_lags(subtask, (_by_place(before) if before else lags).keys() - lags.keys())
+        for place, lag in lags.items():
+            self._of("pending_records", *place, subtask).set(lag)
+        for sink in {**(before.unwritten if before else {}), **progress.unwritten}:
+            self._of("unwritten_records", sink, subtask).set(progress.unwritten.get(sink, 0))
+        self._of("loop_records", subtask).set(progress.going_round)
+        self._of("open_transactions", subtask).set(progress.open_transactions)
+
+    def _forget_lags(self, subtask: int, places: Iterable[_Place]) -> None:
+        """The worker does not read *places* any more."""
+        for place in places:
+            self._metrics["pending_records"].remove(self._pipeline, *map(str, place), str(subtask))
+
+    def turned(self, state: str, rests_s: float = 0.0) -> None:
+        for known in STATES:
+            self._of("job_state", known).set(int(known == state))
+
+    def answer(self, asked: Asked) -> Answer:
+        """All of them, in the form that the scraper accepts. For any thread."""
+        encode, content_type = self._client.exposition.choose_encoder(asked.accept)
+        return Answer(encode(self.registry), content_type)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.engines.local.monitoring.triggered import TriggeredCheckpoint, TriggeredCheckpoints
+from exactlyonce.engines.local.monitoring.page import COMPLETED, TriggeredCheckpoint, TriggeredCheckpoints
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.pipeline.extras import needing
 
@@ -67,7 +67,7 @@ class Spans(Reporter):
         ]
         if ended.event:
             moments += [(name, ended.event[f"{name}_at_ms"], {}) for name in ("decided", "committed")]
-        error = "" if ended.outcome == "completed" else "; ".join(ended.notes) or "its workers are gone"
+        error = "" if ended.outcome == COMPLETED else "; ".join(ended.notes) or "its workers are gone"
         self._add("checkpoint", ended.triggered_ms, at_ms, facts, moments, error)
 
     def _add(

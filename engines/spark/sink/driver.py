@@ -468,7 +468,7 @@ class SinkDriver:
             self._connections.drive(leader.transactions.sweep())
 
     def _take_up(self, incarnation: int, flushed: Sequence[Flushed]) -> Leader:
-        """The leader of the tasks' incarnation, which knows its decisions, and all blocks beside those of *flushed*."""
+        """The leader of the tasks' incarnation, which knows its decisions, and all blocks beside *flushed*'s."""
         leader, checkpoint = self._leader, flushed[0].ack.checkpoint
         blocks = [block for task in flushed for block in task.ack.written]
         is_ours = leader is not None and leader.log.has_begun and leader.incarnation.incarnation == incarnation

@@ -8,12 +8,13 @@ with the columns of Spark's own sink. An id is `eo:<sinkId>:spark:<partition>:<i
 Spark's count of the task's attempts. A later job uses it again, once its last one is finalized. A task that Spark runs
 anew, as attempt 0, gets another slot.
 
-To a store, rows are staged in blocks. Those of failed or speculative attempts are only ever cleaned. Every attempt
+To a store, rows are staged in blocks. Blocks of failed or speculative attempts are only ever cleaned. Every attempt
 writes at once to a sink that delivers at least once.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -29,20 +30,20 @@ from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import TopicInfo, TransactionalId
 from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
-from exactlyonce.engines.runtime.cut import flush
-from exactlyonce.engines.runtime.steps import finish
+from exactlyonce.engines.runtime.cut import StagedBlocks, WorkerBlocks, finish, flush
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Position, SparkJob, Tally, tally_of
 from exactlyonce.engines.spark.sink.target import StoreTarget
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.retries import OF_STORE, retried
 from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import (
@@ -64,13 +65,11 @@ ATTEMPT = "0"
 """The attempt of all transactions of tasks, before Spark's count; repairs have the next."""
 SLOTS_ASKED = 4
 SLOTS_MAX = 64
-FREE = ("CompleteCommit", "CompleteAbort", "Dead")
 BATCHES_AHEAD = 8
 """Batches taken from Spark while the producer is made."""
 WAIT_S = 0.05
 POLL_INTERVAL_S = 1.0
 BLOCKS_TIMEOUT_S = 120.0
-STORE_PAUSE_S = 0.5
 
 R = TypeVar("R")
 
@@ -168,7 +167,7 @@ def _free_id(transactions: Transactions, sink_id: str, partition: int, incarnati
         slots = range(first, first + SLOTS_ASKED)
         names = [str(TransactionalId(sink_id, SINK, partition, incarnation, attempt, str(slot))) for slot in slots]
         for name, state in transactions.describe(names).items():
-            if state is None or state.state in FREE:
+            if state is None or state.state in TxnState.ENDED:
                 return name
     raise SinkFailed(f"sink {sink_id!r}: {SLOTS_MAX} runs of task {partition} have left transactions open")
 
@@ -395,20 +394,16 @@ def _opened(options: SinkOptions, target: StoreTarget, assignment: Assignment, p
 
 def _persistently(options: SinkOptions, ask: Callable[[], R]) -> R:
     """The answer of *ask*, which is retried while the store is away."""
-    clock = SystemClock()
-    deadline_ms = clock.monotonic_ms() + options.store_timeout_ms
-    while True:
-        try:
-            return ask()
-        except StoreError as error:
-            raise StoreError(f"Sink {options.sink_id!r}: {error}") from error
-        except StoreUnavailable as error:
-            if clock.monotonic_ms() >= deadline_ms:
-                raise StoreUnavailable(
-                    f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} "
-                    f"s (storeTimeout): {error} Nothing is lost: start it again once it is there."
-                ) from error
-        Event().wait(STORE_PAUSE_S)
+    deadline_s = time.monotonic() + options.store_timeout_ms / 1000
+    try:
+        return retried(ask, StoreUnavailable, OF_STORE, deadline_s, clock=time.monotonic, sleep=Event().wait)
+    except StoreError as error:
+        raise StoreError(f"Sink {options.sink_id!r}: {error}") from error
+    except StoreUnavailable as error:
+        raise StoreUnavailable(
+            f"The store of sink {options.sink_id!r} has not answered for {options.store_timeout_ms / 1000:.0f} s "
+            f"(storeTimeout): {error.what} Nothing is lost: start it again once it is there."
+        ) from error
 
 
 @dataclass(frozen=True)

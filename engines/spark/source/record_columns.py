@@ -19,7 +19,7 @@ from confluent_kafka import Message
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from exactlyonce.engines.runtime.outage import is_bad_record, is_outage, retried
+from exactlyonce.engines.runtime.faults import is_bad_record, is_outage, retried
 from exactlyonce.engines.spark.source.read_options import Mode, ReadOptions
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, column
 from exactlyonce.pipeline.codec import Codec

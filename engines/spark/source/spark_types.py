@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 from pyspark.sql import types as spark
 
-from exactlyonce.engines.savepoints.kept_state import by_position, named
+from exactlyonce.engines.savepoints.contents import by_position, named
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.versions import KEPT_BY_AVRO
-from exactlyonce.state.json_text import json_text
+from exactlyonce.state.state_type import json_text
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 DECIMAL = spark.DecimalType(38, 18)

@@ -22,16 +22,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot, TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.savepoints.contents import SavedFile
+from exactlyonce.engines.savepoints.contents import KeptEntry, SavedFile, kept_state, portions, possible_keys
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state, portions, possible_keys
 from exactlyonce.engines.savepoints.retained import chosen_checkpoint, unless_expired
 from exactlyonce.engines.spark.source.read_options import StateOptions
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, as_json, column
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.pipeline.key_types import described_forms
-from exactlyonce.pipeline.keys import key_group
+from exactlyonce.pipeline.keys import described_forms, key_group
 from exactlyonce.pipeline.loading import Reference, load, load_reference
 from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.state_type import StateType, joined

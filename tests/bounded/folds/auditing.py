@@ -10,8 +10,8 @@ from bounded import Fed, Silent, run_local
 from flawed_pipelines import FLAWED
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
-from exactlyonce.engines.bounded.submit import Executors, Submit, in_process
+from exactlyonce.engines.bounded.audit import Audit, AuditReport
+from exactlyonce.engines.bounded.stages import Executors, Submit, in_process
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster
 

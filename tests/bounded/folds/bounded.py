@@ -26,11 +26,10 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
-from exactlyonce.engines.bounded.submit import in_process, perform, settled
+from exactlyonce.engines.bounded.stages import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
-from exactlyonce.engines.plan import plan
+from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.engines.runtime.assembler import Assembler
-from exactlyonce.engines.runtime.task_spec import TaskSpec
 from exactlyonce.pipeline.failpoints import NAMES
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.backend import Table

@@ -12,13 +12,11 @@ from bounded import Fed, table_of
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-from exactlyonce.engines.bounded.replay.recompute import interval_of
-from exactlyonce.engines.bounded.stages import compute
-from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.recompute import interval_of
+from exactlyonce.engines.bounded.stages import Submit, compute
 from exactlyonce.engines.bounded.unit.messages import Receipt, Stage
 from exactlyonce.engines.bounded.unit.staging import read_lane
-from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.task_spec import TaskSpec
+from exactlyonce.engines.plan import TaskSpec, plan
 from exactlyonce.pipeline.loading import Loaded
 
 Outputs = dict[tuple[str, int], list[Any]]

@@ -4,7 +4,7 @@ from pipelines import Order
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.sink import Delivery
 from exactlyonce.sinks import KafkaSink
 
 FIRST_MS = 1_600_000_000_000

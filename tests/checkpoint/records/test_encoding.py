@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import re
 import typing
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from string import ascii_letters, ascii_lowercase, digits
 from typing import Any
@@ -116,23 +118,23 @@ class TestValues:
     @pytest.mark.parametrize("version", range(1, 9))
     def test_an_older_manifest_is_read(self, version: int) -> None:
         """These bytes were written by older releases; what a version did not have yet is as if it were not there."""
-        value = base64.b64decode(OLDER_MANIFESTS[version - 1])
+        value = WRITTEN[f"manifest {version}"]
         assert value[2:10].hex() == FINGERPRINTS[Manifest][version - 1]
         assert decode(value, Manifest) == without_news_since(version)
 
     @pytest.mark.parametrize("version", [1, 2])
     def test_an_older_mark_is_read(self, version: int) -> None:
-        value = base64.b64decode(OLDER_MARKS[version - 1])
+        value = WRITTEN[f"mark {version}"]
         assert value[2:10].hex() == FINGERPRINTS[Finalized][version - 1]
         assert decode(value, Finalized) == MARK
 
     def test_this_version_has_these_bytes(self) -> None:
         """Later releases must read them: when a version is added, they become those of an older one."""
-        assert decode(base64.b64decode(PACKED_MANIFEST), Manifest) == WHOLE
-        assert base64.b64decode(PACKED_MANIFEST)[2:10].hex() == FINGERPRINTS[Manifest][8]
-        stats = base64.b64decode(PACKED_STATS)
+        assert decode(WRITTEN["manifest 9"], Manifest) == WHOLE
+        assert WRITTEN["manifest 9"][2:10].hex() == FINGERPRINTS[Manifest][8]
+        stats = WRITTEN["stats 1"]
         assert (stats[2:10].hex(), decode(stats, CheckpointStats)) == (FINGERPRINTS[CheckpointStats][0], STATS)
-        mark = base64.b64decode(PACKED_MARK)
+        mark = WRITTEN["mark 3"]
         assert mark[2:10].hex() == FINGERPRINTS[Finalized][2]
         assert decode(mark, Finalized) == replace(MARK, decided_at_ms=1_950, stats=b"stats")
 
@@ -364,80 +366,9 @@ WHOLE = Manifest(
     storage="s3://b/c", origin="o", skips=(RecordPlace("orders", 0, 3),),
 )  # fmt: skip
 MARK = Finalized(5, 1, 2_000, (("db:1:4", "committed"), ("eo:p:out:0:1.0:0", "repaired")))
-OLDER_MANIFESTS = [
-    (
-        "wwGg7gGR8Ia1igJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAODG9yZGVycwxvcmRl"
-        "cnMEaWQCgICAgIBAAAIMdG90YWxzBBQEBAIKMmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
-        "eHh4eHh4eHgAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAAAAAgx0b3RhbHMAAgIKMmJsb2NrLzEv"
-        "MS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHgAAAIgZW86cDpvdXQ6MDoxLjA6MMI+DgQOY2x1"
-        "c3RlcgZvdXQACAQMdG90YWxzAAoMDHRvdGFscwISAgAAAgZvdXQMdG90YWxzBgA="
-    ),
-    (
-        "wwFCBUb4c7195wJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
-        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
-        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
-        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
-        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAA=="
-    ),
-    (
-        "wwFXviSK8QzkfwJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
-        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
-        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
-        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
-        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAAIEZGICCAYIcm93cwJkBAICCjJibG9jay8xLzEv"
-        "dG90YWxzLzAvMC8wLWFiFHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4AAoAYm9keQAEBGRiAggEZGISBAA="
-    ),
-    (
-        "wwHpQsyXsJqmrgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
-        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
-        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
-        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
-        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAAIEZGICCAYIcm93cwJkBAICCjJibG9jay8xLzEv"
-        "dG90YWxzLzAvMC8wLWFiFHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4AAoAYm9keQAEBGRiAggEZGISBAACBHIxAAIIaGVh"
-        "ZAAKAgABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAEHMzOi8vYi9jAm8="
-    ),
-    (
-        "wwH5Sn6dnP2yBgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgxvcmRlcnMMb3Jk"
-        "ZXJzBGlkAoCAgICAQAEAAgx0b3RhbHMEFAQEAgoyYmxvY2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4"
-        "eHh4eHh4eHh4eAABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwAAAAACDHRvdGFscwACAgoyYmxvY2sv"
-        "MS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAAAiBlbzpwOm91dDowOjEuMDowwj4OBA5j"
-        "bHVzdGVyBm91dAAIBAx0b3RhbHMACgwMdG90YWxzAhICAAACBm91dAx0b3RhbHMGAAIEZGICCAYIcm93cwJkBAICCjJibG9jay8xLzEv"
-        "dG90YWxzLzAvMC8wLWFiFHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4AAoAYm9keQAEBGRiAggEZGISBAACBHIxAAIIaGVh"
-        "ZAAKAgABEmVsc2V3aGVyZQ4AAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHwABABBzMzovL2IvYwJv"
-    ),
-    (
-        "wwFu4W1lt2ndlQJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgQECAwADG9yZGVy"
-        "cwxvcmRlcnMEaWQCgICAgIBAAQAAAAIMdG90YWxzBBQEBAIKMmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4"
-        "eHh4eHh4eHh4eHh4eHh4eHgAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAAAAAgx0b3RhbHMAAgIK"
-        "MmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHgAAAIgZW86cDpvdXQ6MDoxLjA6"
-        "MMI+DgQOY2x1c3RlcgZvdXQACAQMdG90YWxzAAoMDHRvdGFscwISAgAAAgZvdXQMdG90YWxzBgACBGRiAggGCHJvd3MCZAQCAgoyYmxv"
-        "Y2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAKAGJvZHkABARkYgIIBGRiEgQAAgRy"
-        "MQACCGhlYWQACgIAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAQAQczM6Ly9iL2MCbwIMb3JkZXJz"
-        "AAYA"
-    ),
-    (
-        "wwHprDn7r//biAJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAQMb3JkZXJzDG9yZGVycwRpZAAOBgQECAwADG9yZGVy"
-        "cwxvcmRlcnMEaWQCgICAgIBAAQAAAAIMdG90YWxzBBQEBAIKMmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4"
-        "eHh4eHh4eHh4eHh4eHh4eHgAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAAAAAgx0b3RhbHMAAgIK"
-        "MmJsb2NrLzEvMS90b3RhbHMvMC8wLzAtYWIUeHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHgAAAIgZW86cDpvdXQ6MDoxLjA6"
-        "MMI+DgQOY2x1c3RlcgZvdXQACAQMdG90YWxzAAoMDHRvdGFscwISAgAAAgZvdXQMdG90YWxzBgACBGRiAggGCHJvd3MCZAQCAgoyYmxv"
-        "Y2svMS8xL3RvdGFscy8wLzAvMC1hYhR4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eHh4eAAKAGJvZHkABARkYgIIBGRiEgQAAgRy"
-        "MQACCGhlYWQACgIAARJlbHNld2hlcmUOAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8AAQAQczM6Ly9iL2MCbwIMb3JkZXJz"
-        "AAYAAgZvdXQGAA=="
-    ),
-    (
-        "wwGX3xjLeOCIvgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYAAgRyMQAQczM6Ly9iL2MCbwIM"
-        "b3JkZXJzAAYAAgZvdXQGAADkCgCqBHictVJLTsMwEJ0409R1Q2hL+H9PgMLWi3KWFFsqUiQjJ1XhehyJC8DYjkVEF1lhjT1jv8mb53EY"
-        "AiPLjVXatgcxviogB1h8fdN4BsymgJiGyQli3vLOdHUTvind6nGWAIo5+T6mTIyZRDuYDsF600ew0k2r91ttNWA5AXwfGZCwFCfZlM/E"
-        "PD8qjhfL1Ul5enZ+cXl1fXN7d38gE+KJiMEfFGKOU+U8+IuNCumpHrSRb9LsOlnJp8dKVsA+18AK3yDCi5dm13ba+k1Geb4ADz3/VeJb"
-        "Lzh1bRaZUQU9lJuFwJp9G1AV6f/jYgI2Rn1EhU4GsgX9A2mswre6Vp5PROLEG8TtsHxYBw/tmjP+jgn8AKSTakI="
-    ),
-]
-"""Of `WHOLE`, by version."""
-OLDER_MARKS = [
-    "wwGXubwGv820UwoCoB8EDGRiOjE6NBJjb21taXR0ZWQgZW86cDpvdXQ6MDoxLjA6MBByZXBhaXJlZAA=",
-    ("wwFltiSXVhuY6goCoB8AdHx4nGNiYWBhYmJg4UlJsjK0MlFIzbcqsMovLbEysDLUM7AygMgKJefn5maWlKSmCBSlFiRmFqWmMAAATLkNyw=="),
-]
+_written = (Path(__file__).parent / "written.txt").read_text()
+WRITTEN = {kind: base64.b64decode(value) for kind, value in re.findall(r"(\w+ \d) (.+)", _written)}
+"""`WHOLE`, `MARK` and `STATS`, as each version has written them."""
 STATS = CheckpointStats(
     5,
     (
@@ -449,21 +380,6 @@ STATS = CheckpointStats(
     ),
     (AbortedCheckpoint(4, 1_500, 1_000, "it took too long"),),
 )  # fmt: skip
-PACKED_MANIFEST = (
-    "wwHP31YnQchwXgJwCgIEEnNhdmVwb2ludAgG0A+YEQRmMYACBAoKAgQGCAoAFAIGb3V0DHRvdGFscwYEaWQcbXVybXVyMl9yYW5kb20AAgRyMQAQcz"
-    "M6Ly9iL2MCbwIMb3JkZXJzAAYAAgZvdXQGAAaSCwC8BHictVJdTsMwDHZTr8uyUsYo/z/jBKi89gHO0pFIQ6oU1HYaXI8jcYHhOM2Y2EOfsJzYid3P"
-    "X+wKBEGa2kabpj3w8U0DGcDse0vyApiMATH2SyIFgRMBcBskoivBmna2q2oPlbudPxMRoJqS7X3KxJDJgLvlIlgtew/mpm7NZmUaA5iPAD8GBCIR4y"
-    "gZy4mapkfZ8exkfpqfnV9cXl3f3N7dLw5o7oir4PyJQshxrJwFftggkR7qwdjyvbTrrizKp8eiLEB8PYPIuEEUz17rdduZhg8J5XEB6Ufxy4QnoiR1"
-    "bRKQUXs+lJt4p7Gb1kd1gP+PhylYWv0ZGDoaKGb0a8ShilyZSjOeCsARK4Tjfnm/7w3aNWd4jhH8AA/yc0oC"
-)
-PACKED_MARK = (
-    "wwGLBWRChWeuBAoCoB8AdHx4nGNiYWBhYmJg4UlJsjK0MlFIzbcqsMovLbEysDLUM7AygMgKJefn5maWlKSmCBSlFiRmFqWmMAAATLkNy7"
-    "weCnN0YXRz"
-)
-PACKED_STATS = (
-    "wwELdDlj4McakwoAtgGmAXicHYdBDkBAEAQ7o7FYFhfX/ZqTiI05mMd5hidZkq5KtRCS501tTRdyglKALMGqBl0Dth3oM0MPjgGcJ4hAHO"
-    "ReIE/4X9wtmurxKSY9N7xw7Atz"
-)
 
 
 def without_news_since(version: int) -> Manifest:

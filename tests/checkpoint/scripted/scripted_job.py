@@ -25,8 +25,7 @@ from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
 from exactlyonce.checkpoint.events import Decided, Refuse, Unresolved
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest, Precommit, StagedAck, StoreCommittable
-from exactlyonce.checkpoint.restart import restart_strategy
-from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.checkpoint.settings import CheckpointSettings, restart_strategy
 from exactlyonce.pipeline import errors
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000

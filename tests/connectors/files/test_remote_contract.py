@@ -13,40 +13,24 @@ from exactlyonce.connectors import FileSource
 from exactlyonce.connectors.filestore.hdfs import HdfsStore
 from exactlyonce.connectors.filestore.s3 import S3Store
 from exactlyonce.pipeline.errors import Halt
-from exactlyonce.testing.source_contract import SourceContract
-from exactlyonce.testing.source_contract.sources import SOURCE, SPLITS
+from exactlyonce.testing.source_contract import SOURCE
+from tests.connectors.files.test_file_contract import InFiles
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.slow]
 BUCKET = "checkpoints"
 
 
-class RemoteContract(SourceContract):
-    grows = False
+class RemoteContract(InFiles):
     url: str
     folder: Any
-
-    def filled_folder(self) -> None:
-        self.texts: list[list[str]] = []
-        for _ in range(SPLITS):
-            self.add_split()
 
     def source(self) -> Any:
         return FileSource(self.url, value=str)
 
-    def append(self, split: int, records: Sequence[str]) -> None:
-        self.texts[split] += records
+    def write_split(self, split: int, texts: Sequence[str]) -> None:
         name = f"{split}.jsonl"
         self.folder.remove([name])
-        self.folder.put(name, "".join(f"{text}\n" for text in self.texts[split]).encode(), f".{uuid.uuid4().hex}")
-
-    def add_split(self) -> int:
-        self.texts.append([])
-        self.append(len(self.texts) - 1, [])
-        return len(self.texts) - 1
-
-    def identity(self, split: int) -> str:
-        identity: str = self.source().finder(SOURCE).find(())[split].topic_id
-        return identity
+        self.folder.put(name, "".join(f"{text}\n" for text in texts).encode(), f".{uuid.uuid4().hex}")
 
     def test_a_file_that_is_not_the_same(self) -> None:
         """It is noticed when the split is opened, and by the next look."""
@@ -67,7 +51,7 @@ class TestS3(RemoteContract):
     def _prefix(self, s3: Any) -> None:
         prefix = f"in/{uuid.uuid4().hex}"
         self.folder, self.url = S3Store(BUCKET, prefix), f"s3://{BUCKET}/{prefix}"
-        self.filled_folder()
+        self.begin()
 
 
 @only("test_records_come_in_order", "test_positions_are_exact", "test_a_split_is_added", "test_ranges",
@@ -78,4 +62,4 @@ class TestHdfs(RemoteContract):
         inner = uuid.uuid4().hex
         self.folder, self.url = HdfsStore(hdfs.host, "", inner), f"hdfs://{hdfs.host}/{inner}"
         self.folder.check()
-        self.filled_folder()
+        self.begin()

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from exactlyonce.connectors.filestore import store as stores
-from exactlyonce.connectors.filestore.store import FileStore, Retries, WaitingFile, WaitingFileGone
-from exactlyonce.connectors.filestore.urls import store_at
+from exactlyonce.connectors.filestore.store import FileStore, Retries, WaitingFile, WaitingFileGone, store_at
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import StoreError
 

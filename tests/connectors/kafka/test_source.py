@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 import pytest
+from contract_part import only
 
 from exactlyonce import AvroCodec, Record
+from exactlyonce.checkpoint.records.manifest import TopicSplit
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.source import RangeContext, ReaderClients
+from exactlyonce.testing.source_contract import SPLITS, SourceContract
 
 
 class Order(msgspec.Struct):
@@ -69,3 +78,106 @@ def test_where_it_starts_is_not_what_it_is() -> None:
     assert late.describe() == KafkaSource("t", value=Order).describe()
     assert late.describe()["value"]["codec"] == "json"
     assert late.describe() != KafkaSource.records("t", value=Order).describe()
+
+
+# --- the contract of a source, on a real broker -----------------------------------------------------------------------
+
+
+@pytest.mark.broker
+class TestKafkaSource(SourceContract):
+    finds_splits = False
+
+    @pytest.fixture(autouse=True)
+    def _topic(self, kafka: Any, topic_name: str) -> None:
+        self.kafka, self.name = kafka, kafka.create_topic(topic_name, SPLITS)
+        self.client = {"bootstrap.servers": kafka.bootstrap_servers}
+
+    def source(self) -> Any:
+        return KafkaSource(self.name, value=str)
+
+    def append(self, split: int, records: Sequence[str]) -> None:
+        self.kafka.produce(self.name, [text.encode() for text in records], partition=split)
+
+    def identity(self, split: int) -> str:
+        with closing(Topics(ClientConfig(self.client))) as topics:
+            return topics.describe([self.name])[self.name].topic_id
+
+    def clients(self) -> ReaderClients:
+        return Clients(ClientConfig(self.client))
+
+    def add_split(self) -> int:
+        self.kafka.add_partitions(self.name, SPLITS + 1)
+        return SPLITS
+
+    def remove(self, split: int, before: int) -> None:
+        self.kafka.delete_records(self.name, {split: before})
+
+    def append_damaged(self, split: int) -> None:
+        self.kafka.produce(self.name, [b"\xff"], partition=split)
+
+
+@pytest.mark.broker
+@only(
+    "test_records_come_in_order", "test_positions_are_exact", "test_nothing_is_remembered_elsewhere", "test_targets",
+    "test_a_split_is_added", "test_a_position_that_was_removed", "test_ranges",
+)  # fmt: skip
+class TestPattern(TestKafkaSource):
+    """Each split is the only partition of a topic."""
+
+    @pytest.fixture(autouse=True)
+    def _topic(self, kafka: Any, topic_name: str) -> None:
+        self.kafka, self.name = kafka, topic_name
+        for split in range(SPLITS):
+            kafka.create_topic(self.topic(split))
+        self.client = {"bootstrap.servers": kafka.bootstrap_servers}
+
+    def topic(self, split: int) -> str:
+        return f"{self.name}-{split}"
+
+    def source(self) -> Any:
+        return KafkaSource(pattern=rf"{self.name}-\d", value=str)
+
+    def append(self, split: int, records: Sequence[str]) -> None:
+        self.kafka.produce(self.topic(split), [text.encode() for text in records])
+
+    def identity(self, split: int) -> str:
+        with closing(Topics(ClientConfig(self.client))) as topics:
+            topic = topics.describe([self.topic(split)])[self.topic(split)]
+        return str(TopicSplit(topic.topic_id, 0, 0, topic.name))
+
+    def add_split(self) -> int:
+        self.kafka.create_topic(self.topic(SPLITS))
+        return SPLITS
+
+    def remove(self, split: int, before: int) -> None:
+        self.kafka.delete_records(self.topic(split), {0: before})
+
+    def append_damaged(self, split: int) -> None:
+        self.kafka.produce(self.topic(split), [b"\xff"])
+
+    def test_topics_that_are_found(self) -> None:
+        """They get numbers above all others, in the order of their names, and begin at their earliest offset, which is
+        in their identity. What is known stays."""
+        self.append(1, ["a", "b", "c"])
+        self.remove(1, before=2)
+        with closing(Topics(ClientConfig(self.client))) as topics:
+            found = self.source().finder("s", topics).find(())
+            assert [position.partition for position in found] == list(range(SPLITS))
+            assert [position.offset for position in found] == [0, 2, *[0] * (SPLITS - 2)]
+            self.kafka.add_partitions(self.topic(0), 2)
+            self.kafka.create_topic(self.topic(SPLITS))
+            new = self.source().finder("s", topics).find(found[1:])
+        at = [(start.partition, start.in_cluster.topic, start.in_cluster.partition) for start in new]
+        assert at == [(SPLITS, self.topic(0), 0), (SPLITS + 1, self.topic(0), 1), (SPLITS + 2, self.topic(SPLITS), 0)]
+        early = msgspec.structs.replace(found[1], offset=0)
+        context = RangeContext(start=early, end=3, client=self.client, kilobytes=4_096)
+        with closing(self.source().open_range(context)) as ranged:
+            assert [record.part.value() for record in ranged.read(10)] == [b"c"], "a replay begins where it began, too"
+
+
+class Clients:
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+
+    def consumers(self, topic: str, client: ClientConfig | None = None) -> Consumers:
+        return Consumers((client or self._config).confluent({"group.id": topic}), exact_consumer)

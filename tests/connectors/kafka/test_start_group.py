@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from waiting import until
 
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.kafka import start_group
+from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
@@ -116,7 +116,7 @@ def test_offsets_of_an_open_transaction_are_waited_for(groups: Groups, monkeypat
     with closing(groups.consumer(group)) as consumer:
         metadata = consumer.consumer_group_metadata()
         producer.send_offsets_to_transaction([TopicPartition(groups.topic, 0, 8)], metadata, LIMIT_S)
-    monkeypatch.setattr(start_group, "TIMEOUT_MS", 300)
+    monkeypatch.setattr(group_offsets, "TIMEOUT_MS", 300)
     with pytest.raises(BrokerUnavailable, match="UnstableOffsetCommit"):
         groups.first_offsets(group)
     producer.commit_transaction(LIMIT_S)

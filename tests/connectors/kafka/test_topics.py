@@ -70,6 +70,8 @@ def test_missing(cluster: Any, topic: str) -> None:
     for ask in questions:
         with pytest.raises(TopicError, match=rf"{missing}.*Create it"):
             ask()
+    with pytest.raises(TopicError, match=rf"topic {topic}-absent, {missing} failed"):
+        cluster.topics.describe([missing, topic, f"{topic}-absent"])
 
 
 @pytest.mark.parametrize(

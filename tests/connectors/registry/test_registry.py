@@ -30,7 +30,7 @@ from running import QUICK, Run, assert_updates, orders, run_here, stop, workers_
 from exactlyonce import AvroCodec, JsonSchemaCodec, ProtobufCodec, Record
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.registry import check_reading, check_writing, opened, settings
+from exactlyonce.connectors.registry import check_reading, check_writing, client, opened
 from exactlyonce.connectors.registry.codec import LOOKS
 from exactlyonce.errors import ConfigError, Unavailable
 from exactlyonce.testing.cluster import KafkaCluster
@@ -78,7 +78,7 @@ class NewOrder(msgspec.Struct):
 @pytest.fixture(autouse=True)
 def waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry on a busy machine is no outage."""
-    monkeypatch.setitem(settings._DEFAULTS, "timeout", ANSWER_S)
+    monkeypatch.setitem(client._DEFAULTS, "timeout", ANSWER_S)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from exactlyonce import AvroCodec, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading
-from exactlyonce.connectors.registry.settings import looked_up, problems
+from exactlyonce.connectors.registry.client import looked_up, problems
 from exactlyonce.errors import ConfigError, GraphError
 from exactlyonce.sinks import KafkaSink, RedisSink
 

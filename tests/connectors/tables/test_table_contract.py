@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from exactlyonce.connectors.tables import TableSplit
-from exactlyonce.testing.source_contract import SourceContract
-from exactlyonce.testing.source_contract.sources import SPLITS
+from exactlyonce.testing.source_contract import SPLITS, SourceContract
 
 WIDTH = 1_000
 """The keys of one split."""

@@ -3,7 +3,7 @@
     python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--write]
 
 Results go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit that last changed what cells run. Failed cells
-run again. `--write` puts them into docs/guarantees.md and docs/crash-matrix.json, from which other machines continue.
+run again. `--write` puts them into tests/README.md and docs/crash-matrix.json, from which other machines continue.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.write and commit().endswith("dirty"):
         parser.error("what --write documents is of a commit: commit what was changed, and run it again")
-    results = Results(ROOT / ".crash-matrix" / f"{commit()}.jsonl", written(ROOT / "docs", commit()))
+    results = Results(ROOT / ".crash-matrix" / f"{commit()}.jsonl", written(ROOT, commit()))
     wanted = [cell for cell in cells() if cell.name.startswith(options.only)]
     tests = sorted({test for row in ROWS for test in row.tests if test.startswith(options.only)})
     tests = [] if options.no_tests else tests
@@ -108,7 +108,7 @@ def main() -> int:
             tell(results, result_of(test, partial(run_test, test)), "a test")
     print("\n".join(lines(results.found)))
     if options.write:
-        documented(ROOT / "docs", results.found, commit())
+        documented(ROOT, results.found, commit())
     names = [*(cell.name for cell in wanted), *tests]
     return 0 if all(results.passed(name) for name in names) else 1
 

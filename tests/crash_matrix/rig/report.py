@@ -11,7 +11,7 @@ from cells import cells
 from rows import PROMISES, ROWS
 
 BEGIN, END = "<!-- crash matrix: begin -->", "<!-- crash matrix: end -->"
-JSON = "crash-matrix.json"
+PAGE, JSON = "tests/README.md", "docs/crash-matrix.json"
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -51,16 +51,16 @@ def _mark(results: Results, test: str) -> str:
     return "" if results[test]["passed"] else " (**failed**)"
 
 
-def written(docs: Path, commit: str) -> list[dict[str, Any]]:
-    file = docs / JSON
+def written(root: Path, commit: str) -> list[dict[str, Any]]:
+    file = root / JSON
     told: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     return list(told["results"]) if told.get("commit") == commit else []
 
 
-def documented(docs: Path, results: Results, commit: str) -> None:
-    page = docs / "guarantees.md"
+def documented(root: Path, results: Results, commit: str) -> None:
+    page = root / PAGE
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text("\n".join([f"{before}{BEGIN}", *lines(results), f"{END}{after}"]))
     told = {"commit": commit, "results": [results[name] for name in sorted(results)]}
-    (docs / JSON).write_text(json.dumps(told, indent=1) + "\n")
+    (root / JSON).write_text(json.dumps(told, indent=1) + "\n")

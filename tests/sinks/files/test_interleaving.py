@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
+from exactlyonce.sinks.files.committer import SHARDS_KEPT
 from exactlyonce.sinks.files.layout import SHARD
-from exactlyonce.sinks.files.ledger import SHARDS_KEPT
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 STEPS = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.link", "os.rmdir"}

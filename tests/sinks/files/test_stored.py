@@ -163,7 +163,7 @@ def uploads(files: Files) -> list[str]:
 @on_s3
 @pytest.mark.exhaustive
 def test_abandoned_uploads(files: Files, at: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of older attempts at once, by their owners; those without an owner by their age; a neighbour's stay."""
+    """Uploads of older attempts go at once, by their owners; without an owner by their age; a neighbour's stay."""
     monkeypatch.setattr(places, "ORPHAN_AGE_MS", 1_000_000_000_000)  # moto's uploads are of 2010
     target = at()
     committer = target.led()

@@ -13,7 +13,7 @@ from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.connectors.filestore.store import WaitingFile
-from exactlyonce.sinks.files import staging, writer
+from exactlyonce.sinks.files import writer
 from exactlyonce.sinks.files.layout import decode_body, decode_staged
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S
@@ -85,8 +85,8 @@ def test_each_value_has_its_folder(either, stage) -> None:
 
 
 def test_open_files_are_bounded(either, stage, monkeypatch) -> None:
-    monkeypatch.setattr(staging, "OPEN_MAX", 4)
-    monkeypatch.setattr(staging, "HELD_BYTES_MAX", 0)
+    monkeypatch.setattr(writer, "OPEN_MAX", 4)
+    monkeypatch.setattr(writer, "HELD_BYTES_MAX", 0)
     opened = either.open()
     records = [Sale(shop, round_) for round_ in range(3) for shop in range(8)]
     for record in records:
@@ -106,8 +106,8 @@ def test_what_is_held_back_is_what_memory_holds(make_target, stage, monkeypatch,
     """A few rows that came with many, or a row each in many folders, hold no more than is counted."""
     import pyarrow
 
-    monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1 << 20)
-    monkeypatch.setattr(staging, "GROUP_BYTES", 1 << 18)
+    monkeypatch.setattr(writer, "HELD_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(writer, "GROUP_BYTES", 1 << 18)
     target = make_target(Text, format="parquet", partition_by=("shop",))
     target.led()
     opened = target.open()

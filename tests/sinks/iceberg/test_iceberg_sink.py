@@ -28,7 +28,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from exactlyonce.sinks.iceberg import table as iceberg_table
-from exactlyonce.sinks.lake.committer import LakeCommitter
+from exactlyonce.sinks.lake.sink import LakeCommitter
 
 
 @pytest.fixture

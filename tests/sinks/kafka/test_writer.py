@@ -135,6 +135,7 @@ def test_a_record_without_a_key(kafka: KafkaCluster, topic_name: str, writer_at:
         poll_on(writer)
 
 
+@pytest.mark.exhaustive
 def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, writer_at: Make) -> None:
     cluster = stoppable
     cluster.create_topic(topic_name, max_message_bytes=2 * MEGABYTE)

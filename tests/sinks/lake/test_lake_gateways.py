@@ -12,7 +12,7 @@ from gateway import DELTA_COMMIT, ICEBERG_COMMIT, Fate, Gateway
 from lake_hands import MODES, TOTALS, Hands, RestLake, StoredDelta, commit, totals
 
 from exactlyonce.pipeline.errors import StoreUnavailable
-from exactlyonce.sinks.lake.committer import LakeCommitter
+from exactlyonce.sinks.lake.sink import LakeCommitter
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 for library in ("pyiceberg", "deltalake"):
@@ -39,11 +39,11 @@ def on_gateway(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
 @pytest.fixture(autouse=True)
 def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clients wait for an answer for a second: no test depends on it, a silence only ends sooner."""
-    from exactlyonce.sinks.delta import s3
+    from exactlyonce.sinks.delta import table
     from exactlyonce.sinks.iceberg import catalog
 
     monkeypatch.setattr(catalog, "ANSWER_TIMEOUT_S", 1)
-    monkeypatch.setattr(s3, "LIMITS", {**s3.LIMITS, "timeout": "1s"})
+    monkeypatch.setattr(table, "S3_LIMITS", {**table.S3_LIMITS, "timeout": "1s"})
 
 
 def asked_again(act: Any) -> Any:

@@ -20,8 +20,7 @@ import refusing
 from postgres_rows import Database, chunks
 from table_rows import ORIGIN, Total, entry, key_of
 
-from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.refusals import Refusals
+from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection, Refusals
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreError, StoreUnavailable
 from exactlyonce.testing.servers.postgres import OWNER, PASSWORD
 

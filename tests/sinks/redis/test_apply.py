@@ -11,7 +11,7 @@ from redis_rows import LEDGER, Total, begun, chunks_of, entry, key_of, store_of,
 
 from exactlyonce import AvroCodec, Record
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.redis.encoding import ENTRY_FIELDS_MAX
+from exactlyonce.sinks.redis.rows import ENTRY_FIELDS_MAX
 from exactlyonce.sinks.redis.scripts import KINDS
 from exactlyonce.testing.servers.redis import RedisServer
 

@@ -19,7 +19,7 @@ from waiting import until
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks import DeltaSink, IcebergSink
 from exactlyonce.sinks.committer import Committer, CommitterContext
-from exactlyonce.sinks.lake.committer import LakeCommitter
+from exactlyonce.sinks.lake.sink import LakeCommitter
 from exactlyonce.sinks.writer import Opened, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.sink_contract.hooks import ORIGIN

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
-from exactlyonce.sinks.write_ahead import direct
-from exactlyonce.sinks.write_ahead.direct import DirectWriter
+from exactlyonce.sinks.write_ahead import writer as rows_writer
+from exactlyonce.sinks.write_ahead.writer import DirectWriter
 from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -79,8 +79,8 @@ def test_a_barrier_waits_for_what_was_written_before() -> None:
 
 
 def test_a_transaction_takes_what_has_come_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "TRANSACTION_BYTES", 40)
-    monkeypatch.setattr(direct, "BACKLOG_BYTES_MAX", 50)
+    monkeypatch.setattr(rows_writer, "TRANSACTION_BYTES", 40)
+    monkeypatch.setattr(rows_writer, "BACKLOG_BYTES_MAX", 50)
     writer, store = made()
     store.may_answer.clear()
     for first in range(0, 60, 10):

@@ -16,8 +16,7 @@ from typing import Any
 
 from exactlyonce import Pipeline
 from exactlyonce.pipeline.errors import RecordError
-from exactlyonce.pipeline.loading import importable
-from exactlyonce.pipeline.notebook import cell_file
+from exactlyonce.pipeline.loading import cell_file, importable
 from exactlyonce.spark import audit, backfill
 
 CELL = """\

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
 from exactlyonce.state.rocksdb.files import VERSION, LocalFiles, Marker
 from exactlyonce.state.rocksdb.memory import Memory
@@ -248,8 +248,8 @@ def test_a_clean_end(process: Process, blocks: StateBlocks, tmp_path: Path) -> N
 _ANOTHER = """
 import os, sys
 from pathlib import Path
-from exactlyonce.state.restore import CheckpointedState
-from exactlyonce.state.index import decode_index
+from exactlyonce.state.backend import CheckpointedState
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
 backend = RocksDBBackend(Path(sys.argv[1]), 1 << 20)
 table = CheckpointedState(operator="totals", type=int, groups=range(8), max_parallelism=8).table(backend)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state.backend import TableSnapshot
+from exactlyonce.state.chain import decode_index
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import decode_index
 from exactlyonce.state.rocksdb import groups, store
 from exactlyonce.state.rocksdb.interval import KEPT_BYTES
 from exactlyonce.state.rocksdb.store import LocalStore

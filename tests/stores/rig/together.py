@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pipelines import Total, add, copied_and_summed, reading
 
 from exactlyonce import Pipeline
-from exactlyonce.pipeline.delivery import StoreDelivery
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import Sink, StoreDelivery
 from exactlyonce.pipeline.stream import Stream
 from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
 

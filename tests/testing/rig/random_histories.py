@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from exactlyonce.testing.broker.histories import (
+from broker_histories import (
     Add,
     AddPartitions,
     CreateTopic,

@@ -8,8 +8,7 @@ from typing import Any
 
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.connectors.blocks.names import OFFSET, PARTITION, file_name, name_of, reference
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.block_files import OFFSET, PARTITION, FileStorage, file_name, name_of, reference
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.storage_contract import BlockStorageContract
 

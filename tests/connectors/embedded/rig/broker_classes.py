@@ -12,7 +12,7 @@ from pathlib import Path
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.connectors.embedded.jars import KAFKA_VERSION, class_archive, kafka_jars
-from exactlyonce.connectors.embedded.java import find_java
+from exactlyonce.connectors.embedded.programs import find_java
 from exactlyonce.connectors.embedded.progress import Progress, told_on
 from exactlyonce.pipeline.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Blocks on a real broker, beyond the contract of a block storage (test_topic_storage.py)."""
+"""Blocks on a real broker, beyond the contract of a block storage (test_topic.py)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def limit(store: RedisStore, timeout_s: float) -> None:
 
 
 def entry(checkpoint: int, previous: int | None = None, **others: Any) -> LedgerEntry:
-    """That of a checkpoint behind the one before, unless *previous* says another."""
+    """The entry of a checkpoint behind the one before, unless *previous* says another."""
     fields: dict[str, Any] = {"pipeline": "shop", "sink": "totals", "subtask": 0, "incarnation": 1, "origin": "t"}
     fields["previous"] = checkpoint - 1 if previous is None else previous
     return LedgerEntry(checkpoint=checkpoint, **fields | others)

@@ -1,0 +1,470 @@
+"""A slot's changes and the pages of its table as one split: each row that was there once, then its changes, in order.
+
+A page is a range of keys in a snapshot of its own, read between two transactions of the stream. A change of a key that
+no page has yet is dropped: its page will have it. One of a key in the newest page is dropped if its transaction was
+visible there; all later ones are given. Invariants: the next page is read only once the stream has passed all that was
+visible in the newest; and only where every transaction with a dropped change is visible, which may be later than the
+server streams it. Only the server compares keys. What decides is part of the position.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+from psycopg import sql
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.postgres.change_stream import (
+    APPLICATION,
+    TEXTS,
+    Begin,
+    ChangeStream,
+    End,
+    Relation,
+    RowChange,
+    left_at,
+    read_lsn,
+    shown_lsn,
+    system_of,
+)
+from exactlyonce.connectors.postgres.change_values import (
+    Part,
+    columns_in,
+    key_texts,
+    places_of,
+    relation_problems,
+)
+from exactlyonce.connectors.postgres.changes import PostgresChanges
+from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
+from exactlyonce.connectors.postgres.slot import Cursor, Pages, Slot, identity_of, lost, require_same, require_slot
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, found_table
+from exactlyonce.connectors.splits import OpenSplit
+from exactlyonce.connectors.tables import Key
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+
+PAGE_ROWS = 10_000
+ASK_S = 0.2
+"""The interval of questions to a server that has nothing to give."""
+DROPPED_MAX = 1_000
+"""The transactions with dropped changes of which the server is asked which are visible by now."""
+JUDGED_MAX = 1_000
+"""The changes that are fetched at once while there are pages, for most of which there may be no use."""
+TAKE_OVER_MS = 10_000
+_PAGE_SETTINGS = {
+    **TEXTS,
+    "options": " ".join(
+        [TEXTS["options"], *(f"-c {name}={value}" for name, value in BY_INDEX.items()), "-c row_security=off"]
+    ),
+}
+"""Of the session that reads pages. A policy that would hide rows is an error."""
+
+
+class OpenSlot(OpenSplit):
+    """See the module. It holds a stream, and a session for questions and pages."""
+
+    def __init__(self, source: PostgresChanges[Any], position: SourceOffset) -> None:
+        self._source, self._id = source, position.source
+        self.name, self._identity = f"the changes of {source.table}", position.identity
+        self._cursor = msgspec.json.decode(position.cursor, type=Cursor)
+        self._session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
+        self._stream: ChangeStream | None = None
+        self._page: deque[Part] = deque()
+        """The rows of the newest page that were not returned yet."""
+        self._ready = deque[tuple[Part | End, bool]]()
+        """What was fetched of the stream, and whether it is to be given."""
+        self._skip = 0
+        """The changes of the transaction at hand that were done with before the stream began."""
+        self._end: int | None = None
+        """A position of the server's log, asked since the stream last gave anything."""
+        self._ask_s = self._page_s = 0.0
+        """The times of the next question, and of the next try to read a page that was not whole."""
+        self._places: tuple[int, ...] = ()
+        """Of the key's columns in a row of the stream."""
+        self._dropped: Begin | None = None
+        """The last transaction with a dropped change."""
+        self._began_again: tuple[int, int] | None = None
+        """The place where the stream was last begun again after a fault."""
+        self._is_last = False
+        """Whether there is no page after the newest."""
+        try:
+            self._table = found_table(self._session, source, self._id)
+            self._start(take_over=True)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
+
+    def _start(self, *, take_over: bool) -> None:
+        """Begin to stream at the position. Raises Halt where the slot does not have it any more."""
+        source, cursor = self._source, self._cursor
+        system = system_of(source.dsn)
+        require_same(identity_of(self._session, source, system), self._identity, self._id)
+        if system.timeline != cursor.timeline:
+            left = left_at(source.dsn, cursor.timeline, system.timeline)
+            if left is None or left < cursor.lsn:
+                raise lost(
+                    self._id,
+                    f"goes on at {shown_lsn(cursor.lsn)} of timeline {cursor.timeline}, and the server, on timeline "
+                    f"{system.timeline} since a failover, left that one before: it lacks changes that were read",
+                )
+            cursor.timeline = system.timeline
+        slot = require_slot(self._session, source, self._id)
+        if read_lsn(slot.confirmed) > cursor.lsn:
+            raise lost(
+                self._id,
+                f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {slot.confirmed}: somebody "
+                f"has moved it, as a second pipeline does with this slot=, or this checkpoint is older than the last "
+                f"one of the pipeline",
+            )
+        if slot.holder is not None:
+            self._free(slot, take_over=take_over)
+        self._stream = ChangeStream(source.dsn, source.slot_name, self._table, cursor.lsn)
+        self._skip, self._end = cursor.index, None
+        self._ready.clear()
+
+    def _free(self, slot: Slot, *, take_over: bool) -> None:
+        """End the session that reads the slot, if it is one of ours that is left over."""
+        what = f"Slot {self._source.slot_name!r} of source {self._id!r} is read by process {slot.holder} of the server"
+        if slot.holder_name != APPLICATION:
+            raise ConfigError(
+                f"{what}, of {slot.holder_name!r}. A slot has one reader: give this source its own slot=."
+            )
+        if not take_over:
+            raise StoreUnavailable(f"{what}: another incarnation of this pipeline, which goes on")
+        ((ended,),) = self._session.rows("SELECT pg_terminate_backend($1, $2)", (slot.holder, TAKE_OVER_MS))
+        if not ended:
+            raise StoreUnavailable(f"{what}, and does not end")
+
+    def read(self, records_max: int) -> list[Part]:
+        if self._page:
+            return self._page_rows(records_max)
+        began = self._cursor.lsn, self._cursor.index
+        try:
+            return self._read(records_max)
+        except StoreUnavailable:
+            if self._began_again == began:
+                raise
+            self._began_again = began
+            self._drop_stream()
+            self._start(take_over=False)
+            return []
+
+    def _read(self, records_max: int) -> list[Part]:
+        pages = self._cursor.pages
+        if pages is not None and self._is_due():
+            if pages.last:
+                self._cursor.pages = None
+            elif not self._read_page(pages):
+                return []
+            else:
+                return self._page_rows(records_max)
+        if not self._ready:
+            self._fetch(records_max)
+        return self._taken(records_max)
+
+    def _is_due(self) -> bool:
+        """Whether the stream is where the next page is read, or the last one is over."""
+        pages = self._cursor.pages
+        at_end = self._stream is not None and not self._stream.inside and not self._ready
+        return pages is not None and at_end and (not pages.snapshot or self._cursor.lsn >= pages.until)
+
+    def _fetch(self, records_max: int) -> None:
+        """Fetch the next changes of the stream; those that pages have, or will have, are not to be given."""
+        assert self._stream is not None
+        pages = self._cursor.pages
+        items: list[Part | End] = []
+        count, count_max = 0, records_max if pages is None else max(records_max, JUDGED_MAX)
+        for message in self._stream.messages():
+            match message:
+                case RowChange():
+                    parts = self._parts(message)
+                    skipped = min(self._skip, len(parts))
+                    self._skip -= skipped
+                    count += len(parts) - skipped
+                    items += parts[skipped:]
+                    if pages is not None and message.op == "truncate":
+                        break  # it begins the pages anew
+                case Relation():
+                    self._look_at(message)
+                case End(lsn, is_commit):
+                    if is_commit:
+                        self._skip = 0
+                    items.append(message)
+                    if pages is not None and lsn >= pages.until:
+                        break  # a page is due
+            if count >= count_max:
+                break
+        if items:
+            self._end = None
+            self._ready.extend(zip(items, self._judged(items, pages), strict=True))
+
+    def _taken(self, records_max: int) -> list[Part]:
+        """What is fetched, up to *records_max* changes that are to be given."""
+        given: list[Part] = []
+        cursor, ready = self._cursor, self._ready
+        while ready:
+            item, is_given = ready[0]
+            if isinstance(item, End):
+                if item.is_commit or not cursor.index:
+                    cursor.lsn, cursor.index = max(item.lsn, cursor.lsn), 0
+            elif is_given and len(given) == records_max:
+                break
+            else:
+                cursor.index += 1
+                if is_given:
+                    given.append(item)
+                if not item.key and cursor.pages is not None:
+                    self._begin_anew(cursor.pages, item.change.begin)
+            ready.popleft()
+        return given
+
+    def _parts(self, change: RowChange) -> list[Part]:
+        """The change; two if it changes the key."""
+        if change.op == "truncate":
+            return [Part(change, ())]
+        places = self._places
+        old = None if change.old is None else key_texts(change.old, places)
+        if change.new is None:
+            assert old is not None
+            return [Part(change, old)]
+        new = key_texts(change.new, places, change.old)
+        if old is None or old == new:
+            return [Part(change, new)]
+        return [
+            Part(change._replace(op="delete", new=None), old),
+            Part(change._replace(op="insert"), new),
+        ]
+
+    def _look_at(self, relation: Relation) -> None:
+        """Raise Halt if the table's columns are not those of the record's type any more."""
+        self._require_same_table(relation.oid)
+        if wrong := list(relation_problems(self._source, relation)):
+            raise Halt(
+                f"Source {self._id!r} cannot read the next changes of {self._source.table}, whose columns were "
+                f"changed: {'; '.join(wrong)}. A column that is renamed, dropped or new to the record's type is not "
+                f"guessed: run the program that fits these changes until all of them are read, then the next one.",
+                operator=self._id,
+            )
+        self._places = places_of(self._source.key_columns, relation)
+
+    def _require_same_table(self, oid: int) -> None:
+        if oid != self._table.oid:
+            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
+
+    # --- the pages ----------------------------------------------------------------------------------------------------
+
+    def _judged(self, items: list[Part | End], pages: Pages | None) -> list[bool]:
+        """Whether each of *items* is to be given: no page has it, or will have it."""
+        if pages is None:
+            return [True] * len(items)
+        keyed = [item for item in items if isinstance(item, Part) and item.key]
+        zones = iter(self._zones(pages, keyed))
+        judged: list[bool] = []
+        for item in items:
+            if isinstance(item, End) or not item.key:
+                judged.append(True)
+                continue
+            zone, begin = next(zones), item.change.begin
+            judged.append(zone is _READ or (zone is _NEWEST and not self._visible(pages, begin)))
+            if zone is _UNREAD:
+                self._note_dropped(pages, begin)
+        return judged
+
+    def _zones(self, pages: Pages, parts: Sequence[Part]) -> list[str]:
+        """Where the key of each change lies: in a page before the newest, in the newest, or in none."""
+        if pages.through is None and not pages.last:
+            return [_UNREAD] * len(parts)
+        read, newest = self._at_most(pages.after, parts), self._at_most(pages.through, parts)
+        return [
+            _READ if is_read else _NEWEST if is_newest or pages.last else _UNREAD
+            for is_read, is_newest in zip(read, newest, strict=True)
+        ]
+
+    def _at_most(self, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
+        """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
+        if bound is None or not parts:
+            return [False] * len(parts)
+        columns = [[part.key[place] for part in parts] for place in range(len(bound))]
+        names = sql.SQL(", ").join(sql.Identifier(f"k{place}") for place in range(len(bound)))
+        arrays = sql.SQL(", ").join(sql.SQL(f"${place}::text[]") for place in range(1, len(bound) + 1))
+        keys = sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Identifier(f"k{place}"), sql.SQL(self._table.types[column]))
+            for place, column in enumerate(self._table.key)
+        )
+        query = sql.SQL(
+            "SELECT ROW({keys}) <= ROW({bound}) FROM unnest({arrays}) WITH ORDINALITY AS k({names}, place)"
+            " ORDER BY place"
+        ).format(keys=keys, bound=self._literals(bound), arrays=arrays, names=names)
+        return [bool(row[0]) for row in self._session.rows(query, tuple(columns))]
+
+    def _visible(self, pages: Pages, begin: Begin) -> bool:
+        return bool(pages.snapshot) and snapshot_of(pages.snapshot).sees(self._number(pages, begin))
+
+    def _number(self, pages: Pages, begin: Begin) -> int:
+        """The transaction's number of 64 bits: the one nearest to the newest that is known."""
+        assert begin.transaction is not None
+        near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._snapshot_now().xmax
+        number = (near & ~0xFFFFFFFF) | begin.transaction
+        return number + (((near - number) + 0x80000000) >> 32 << 32)
+
+    def _snapshot_now(self) -> Snapshot:
+        ((text,),) = self._session.rows("SELECT pg_current_snapshot()::text")
+        return snapshot_of(text)
+
+    def _note_dropped(self, pages: Pages, begin: Begin) -> None:
+        if begin is self._dropped:
+            return
+        self._dropped = begin
+        pages.dropped.append(self._number(pages, begin))
+        if len(pages.dropped) % DROPPED_MAX == 0:
+            now = self._snapshot_now()
+            pages.dropped = [number for number in dict.fromkeys(pages.dropped) if not now.sees(number)]
+
+    def _begin_anew(self, pages: Pages, begin: Begin) -> None:
+        """All rows are gone: read those that come since then."""
+        self._note_dropped(pages, begin)
+        pages.after = pages.through = None
+        pages.last, pages.snapshot, pages.until = False, "", 0
+
+    def _read_page(self, pages: Pages) -> bool:
+        """Read the next page; False where a transaction with a dropped change is not visible yet."""
+        session, now_s = self._session, time.monotonic()
+        if pages.dropped and now_s < self._page_s:
+            return False
+        self._page_s = now_s + ASK_S
+        after = pages.through
+        session.begin("exactlyonce", 0, snapshot="", reads=self._table.name)
+        try:
+            table = found_table(session, self._source, self._id)  # its columns may be others by now
+            self._require_same_table(table.oid)
+            self._table = table
+            ((text, time_ms),) = session.rows(
+                "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+            )
+            snapshot = snapshot_of(text)
+            if not all(map(snapshot.sees, pages.dropped)):
+                return False
+            lines = session.copied(self._page_query(after))
+        finally:
+            session.end()
+        with session.transaction("exactlyonce"):
+            session.rows("SET LOCAL synchronous_commit = local")
+            ((until,),) = session.rows("SELECT pg_logical_emit_message(true, 'exactlyonce', '')::text")
+        pages.dropped, pages.after, pages.snapshot, pages.until = [], after, text, read_lsn(until)
+        relation = columns_in(self._table)
+        begin = Begin(self._cursor.lsn, time_ms, None)
+        places = places_of(self._table.key, relation)
+        for line in lines:
+            row = _fields(line)
+            self._page.append(Part(RowChange("read", None, row, relation, begin), key_texts(row, places)))
+        self._is_last = len(lines) < PAGE_ROWS
+        pages.last = self._is_last and not lines
+        return True
+
+    def _page_rows(self, records_max: int) -> list[Part]:
+        pages = self._cursor.pages
+        assert pages is not None
+        rows = [self._page.popleft() for _ in range(min(records_max, len(self._page)))]
+        if rows:
+            pages.through = rows[-1].key
+            pages.last = self._is_last and not self._page
+        return rows
+
+    def _page_query(self, after: Key | None) -> sql.Composed:
+        table = self._table
+        key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+        above = sql.SQL("") if after is None else sql.SQL("WHERE ROW({}) > ROW({})").format(key, self._literals(after))
+        return sql.SQL("COPY (SELECT {} FROM {} {} ORDER BY {} LIMIT {}) TO STDOUT").format(
+            sql.SQL(", ").join(map(sql.Identifier, table.types)), table.name, above, key, sql.Literal(PAGE_ROWS)
+        )
+
+    def _literals(self, key: Key) -> sql.Composed:
+        return sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(self._table.types[column]))
+            for column, text in zip(self._table.key, key, strict=True)
+        )
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> str:
+        return msgspec.json.encode(self._cursor).decode()
+
+    def caught_up(self) -> bool:
+        """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
+        if self._page or self._ready or self._stream is None or self._stream.inside:
+            return False
+        if (now_s := time.monotonic()) >= self._ask_s:
+            self._ask_s = now_s + ASK_S
+            self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+            if self._cursor.lsn < self._end:
+                self._stream.ask()
+        return self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
+
+    def buffered(self) -> int:
+        return len(self._page) + len(self._ready)
+
+    def finalized(self, position: SourceOffset) -> None:
+        if self._stream is not None:
+            self._stream.finalized(msgspec.json.decode(position.cursor, type=Cursor).lsn)
+
+    def _drop_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def close(self) -> None:
+        self._drop_stream()
+        self._session.close()
+
+
+_READ, _NEWEST, _UNREAD = "read", "newest", "unread"
+
+
+class Snapshot(NamedTuple):
+    """The transactions that a statement sees."""
+
+    xmin: int
+    xmax: int
+    running: frozenset[int]
+
+    def sees(self, number: int) -> bool:
+        """Whether it sees what a committed transaction of this number has written."""
+        return number < self.xmin or (number < self.xmax and number not in self.running)
+
+
+@lru_cache(maxsize=8)
+def snapshot_of(text: str) -> Snapshot:
+    """
+    >>> snapshot_of("10:14:10,12").sees(11), snapshot_of("10:14:10,12").sees(12)
+    (True, False)
+    """
+    xmin, xmax, running = text.split(":")
+    return Snapshot(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
+
+
+def _fields(line: bytes) -> list[bytes | None]:
+    """The values of a line of COPY's text format.
+
+    >>> _fields(b"1\\tann\\t\\\\N\\ta\\\\tb\\n")
+    [b'1', b'ann', None, b'a\\tb']
+    """
+    fields = line[:-1].split(b"\t")
+    if b"\\" not in line:
+        return list(fields)
+    return [None if field == rb"\N" else _ESCAPED.sub(_unescaped, field) for field in fields]
+
+
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return _ESCAPES.get(match[1], match[1])

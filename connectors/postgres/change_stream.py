@@ -1,0 +1,269 @@
+"""The stream of a logical slot: messages of pgoutput, version 1, as changes of one table and ends of transactions.
+
+Invariants: a transaction comes whole, after its commit, and transactions in the order of their commits. Whoever starts
+at the end of a commit gets the next transaction from its first change on. The slot is told how far it may forget by
+`finalized` alone.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
+from exactlyonce.connectors.postgres.table_rows import VALUE_TEXTS, TableInServer
+from exactlyonce.pipeline.changes import Op
+
+TEXTS = {"client_encoding": "UTF8", "options": " ".join(f"-c {name}={value}" for name, value in VALUE_TEXTS.items())}
+"""Settings of a session by which the texts of values are the same for every role and database."""
+APPLICATION = "exactlyonce changes"
+"""The name of the sessions that read a slot."""
+STATUS_S = 10
+"""The interval of status messages; a server ends a stream without any after a minute."""
+UNCHANGED = b"\0unchanged"
+"""In place of a large value that an update has left as it was, which the server does not send."""
+Values = Sequence[bytes | None]
+_EPOCH_MS = 946_684_800_000
+"""2000-01-01, where the server's times begin, in ms since 1970."""
+_HEADER = 25
+"""The bytes before a message of pgoutput: kind, two positions, a time."""
+
+
+class Column(NamedTuple):
+    """A column of the streamed table, as the server tells it."""
+
+    name: str
+    oid: int
+    """Of its type."""
+    is_key: bool = True
+    """Whether it is of the replica identity: old rows have it."""
+
+
+class Relation(NamedTuple):
+    """The columns of the table from the next change on."""
+
+    oid: int
+    columns: tuple[Column, ...]
+    is_full: bool = False
+    """Whether an old row has all its values: REPLICA IDENTITY FULL."""
+
+
+class Begin(NamedTuple):
+    """A transaction begins."""
+
+    lsn: int
+    """The position of its commit."""
+    timestamp_ms: int
+    transaction: int | None
+    """Its number, of 32 bits."""
+
+
+class RowChange(NamedTuple):
+    """A change of a row, with all columns in the order of the relation; an old row may have only those of its key."""
+
+    op: Op
+    old: Values | None
+    new: Values | None
+    relation: Relation
+    begin: Begin
+
+
+class End(NamedTuple):
+    """All transactions up to this position have come."""
+
+    lsn: int
+    is_commit: bool
+    """Whether one ends here; else the server is that far, and the transaction that was at hand when the stream before
+    this one ended may still come."""
+
+
+Message = RowChange | Relation | End
+
+
+class System(NamedTuple):
+    """The identity of a server's log."""
+
+    id: str
+    timeline: int
+
+
+class ChangeStream:
+    """A walsender's stream from *lsn* on, the end of a transaction."""
+
+    def __init__(self, dsn: str, slot: str, table: TableInServer, lsn: int) -> None:
+        """*slot* is also the publication's name. The *table* may have had another name."""
+        self._connection = PostgresConnection(
+            dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **TEXTS}
+        )
+        self._table = table
+        self._relation, self._begin = Relation(0, ()), Begin(0, 0, None)
+        self._acknowledged = lsn
+        self.inside = False
+        """Whether a transaction has begun."""
+        self._status_s = time.monotonic()
+        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})").format(
+            sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"')
+        )
+        self._copy = self._connection.replicate(command)
+
+    def messages(self) -> Iterator[Message]:
+        """What has come by now. Raises StoreUnavailable once the stream is lost."""
+        copy, consumed = self._copy, False
+        try:
+            if time.monotonic() - self._status_s > STATUS_S:
+                self._tell(False)
+            while True:
+                length, data = copy.get_copy_data(1)
+                if length > 0:
+                    yield from self._message(bytes(data))
+                elif length < 0:
+                    result = copy.get_result()
+                    raise psycopg.OperationalError(
+                        "the server has ended the stream" if result is None else result.error_message.decode()
+                    )
+                elif consumed:
+                    return
+                else:
+                    copy.consume_input()
+                    consumed = True
+        except psycopg.Error as error:
+            raise self._connection.lost(error) from None
+
+    def _message(self, data: bytes) -> Iterator[Message]:
+        if data[0] == 0x6B:  # k: a keepalive
+            _, end, _, asks = struct.unpack_from("!cQQB", data)
+            if asks:
+                self._tell(False)
+            if not self.inside:
+                yield End(end, False)
+            return
+        kind = data[_HEADER : _HEADER + 1]
+        if kind in b"IUD":
+            (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
+            if oid == self._relation.oid:
+                yield self._row_change(kind, data)
+        elif kind == b"B":
+            lsn, at_us, transaction = struct.unpack_from("!QqI", data, _HEADER + 1)
+            self.inside = True
+            self._begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
+        elif kind == b"C":
+            (end,) = struct.unpack_from("!Q", data, _HEADER + 10)
+            self.inside = False
+            yield End(end, True)
+        elif kind == b"R":
+            yield from self._relation_of(data)
+        elif kind == b"T":
+            count, _ = struct.unpack_from("!IB", data, _HEADER + 1)
+            if self._relation.oid in struct.unpack_from(f"!{count}I", data, _HEADER + 6):
+                yield RowChange("truncate", None, None, self._relation, self._begin)
+
+    def _row_change(self, kind: bytes, data: bytes) -> RowChange:
+        at, old = _HEADER + 5, None
+        if data[at : at + 1] in b"KO":
+            old, at = _values(data, at + 1)
+        if kind == b"D":
+            return RowChange("delete", old, None, self._relation, self._begin)
+        new, _ = _values(data, at + 1)
+        return RowChange("insert" if kind == b"I" else "update", old, new, self._relation, self._begin)
+
+    def _relation_of(self, data: bytes) -> Iterator[Relation]:
+        (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
+        schema, name, rest = data[_HEADER + 5 :].split(b"\0", 2)
+        is_namesake = sql.Identifier(schema.decode() or "pg_catalog", name.decode()) == self._table.name
+        if oid != self._table.oid and not is_namesake:
+            return
+        is_full = rest[:1] == b"f"
+        (count,), at = struct.unpack_from("!H", rest, 1), 3
+        columns = []
+        for _ in range(count):
+            end = rest.index(b"\0", at + 1)
+            (type_oid,) = struct.unpack_from("!I", rest, end + 1)
+            columns.append(Column(rest[at + 1 : end].decode(), type_oid, bool(rest[at] & 1)))
+            at = end + 9
+        self._relation = Relation(oid, tuple(columns), is_full)
+        yield self._relation
+
+    def finalized(self, lsn: int) -> None:
+        """The server may forget what lies before *lsn*. Says so at once; if that fails, `messages` notices."""
+        if lsn > self._acknowledged:
+            self._acknowledged = lsn
+            try:
+                self._tell(False)
+            except psycopg.Error:
+                self._connection.close()
+
+    def ask(self) -> None:
+        """Ask the server how far it is: an `End` comes."""
+        try:
+            self._tell(True)
+        except psycopg.Error as error:
+            raise self._connection.lost(error) from None
+
+    def _tell(self, asks: bool) -> None:
+        done, no_time = self._acknowledged, 0
+        self._copy.put_copy_data(struct.pack("!cQQQqB", b"r", done, done, done, no_time, asks))
+        self._copy.flush()
+        self._status_s = time.monotonic()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:
+    """The values of a row in *data* from *at* on, and where it ends."""
+    (count,) = struct.unpack_from("!H", data, at)
+    at += 2
+    values: list[bytes | None] = []
+    for _ in range(count):
+        if data[at] == 0x74:  # t: text
+            begin = at + 5
+            at = begin + int.from_bytes(data[at + 1 : begin], "big")
+            values.append(data[begin:at])
+        else:
+            values.append(None if data[at] == 0x6E else UNCHANGED)
+            at += 1
+    return values, at
+
+
+def _answer(dsn: str, command: sql.Composed) -> tuple[Any, ...]:
+    """The one row that a walsender answers to *command*."""
+    with closing(PostgresConnection(dsn, Limits(), {"replication": "database"})) as connection:
+        (row,) = connection.rows(command)
+        return row
+
+
+def system_of(dsn: str) -> System:
+    """The identity of the server's log now."""
+    id, timeline, *_ = _answer(dsn, sql.Composed([sql.SQL("IDENTIFY_SYSTEM")]))
+    return System(id, int(timeline))
+
+
+def left_at(dsn: str, timeline: int, now: int) -> int | None:
+    """The position at which *timeline* was left on the way to the timeline *now*; None if it was not."""
+    _, content = _answer(dsn, sql.SQL("TIMELINE_HISTORY {}").format(sql.SQL(str(now))))
+    text = content.decode() if isinstance(content, bytes) else content
+    fields = (line.split() for line in text.splitlines())
+    return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)
+
+
+def read_lsn(text: str) -> int:
+    """
+    >>> read_lsn("1/10") == (1 << 32) + 16
+    True
+    """
+    high, _, low = text.partition("/")
+    return (int(high, 16) << 32) | int(low, 16)
+
+
+def shown_lsn(lsn: int) -> str:
+    """
+    >>> shown_lsn((1 << 32) + 16)
+    '1/10'
+    """
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -1,0 +1,151 @@
+"""The values of changed rows: texts of PostgreSQL as what the fields of the record's type take."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from psycopg.postgres import types
+
+from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, RowChange, Values
+from exactlyonce.connectors.postgres.changes import PostgresChanges
+from exactlyonce.connectors.postgres.table_rows import TAKEN, TableInServer
+from exactlyonce.connectors.tables import Key, columns_of, field_problems, forms_of
+from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.shape import Field, Form
+
+_TEXT_FORMS = {Form.STR, Form.ENUM, Form.LITERAL, Form.ANY}
+"""The forms that the text of a type without a rule of its own may have."""
+
+
+class Part(NamedTuple):
+    """A change as read, by its key; () of a truncate."""
+
+    change: RowChange
+    key: Key
+
+
+def columns_in(table: TableInServer) -> Relation:
+    """The columns of a page's rows."""
+    return Relation(table.oid, tuple(Column(name, _oid(base)) for name, base in table.bases.items()))
+
+
+def _oid(base: str) -> int:
+    known = types.get(base)
+    return 0 if known is None else known.oid
+
+
+def places_of(key: tuple[str, ...], relation: Relation) -> tuple[int, ...]:
+    """The places of the key's columns in a row."""
+    order = [column.name for column in relation.columns]
+    return tuple(map(order.index, key))
+
+
+def key_texts(values: Values, places: tuple[int, ...], old: Values | None = None) -> Key:
+    """The key of a row, as text. The *old* row has a large value that an update has left as it was."""
+    if old is not None and UNCHANGED in values:
+        values = [was if value is UNCHANGED else value for value, was in zip(values, old, strict=True)]
+    return tuple([(values[place] or b"").decode() for place in places])
+
+
+def relation_problems(source: PostgresChanges[Any], relation: Relation) -> Iterator[str]:
+    """The reasons why changes of *relation* are no records of *source*."""
+    columns, bases = columns_of(source.value), {column.name: _base(column.oid) for column in relation.columns}
+    yield from field_problems(columns, bases, TAKEN)
+    if hidden := [
+        column.name for column in relation.columns if column.name in source.key_columns and not column.is_key
+    ]:
+        yield f"its replica identity lacks {hidden[0]!r} of key=, so a delete does not say which row it was"
+    for name, field in columns.items():
+        if name not in bases:
+            if not field.required:
+                yield f"it has no column {name!r}, which the record's type has"
+        elif bases[name] not in _READS and not (forms := forms_of(field)) & _TEXT_FORMS and forms:
+            yield f"its column {name!r} is of a type that only a field of str takes"
+
+
+def _base(oid: int) -> str:
+    known = types.get(oid)  # of an array's oid: the type of its elements
+    return "" if known is None or known.oid != oid else known.name
+
+
+class ChangeDecoder:
+    """Makes records of the parts of one source."""
+
+    def __init__(self, source: PostgresChanges[Any]) -> None:
+        self._source, self._columns, self._key = source, columns_of(source.value), source.key_reader
+        self._relation: Relation | None = None
+        self._plan: list[tuple[str, int, Callable[[bytes], Any]]] = []
+        """Field, place and reader of each value of a row of the relation."""
+
+    def decode(self, part: Part) -> Change[Any]:
+        """The record. Raises ValueError if a value does not fit its field, or was not sent."""
+        change, source = part.change, self._source
+        begin, relation = change.begin, change.relation
+        key = self._key(part.key) if part.key else None
+        after = None if change.new is None else self._row(change.new, relation, change.old)
+        is_told = change.old is not None and relation.is_full and change.op != "insert"
+        before = self._row(change.old, relation, None) if is_told else None
+        return Change(change.op, key, after, before, source.table, begin.timestamp_ms, begin.lsn, begin.transaction)
+
+    def _row(self, values: Values | None, relation: Relation, old: Values | None) -> Any:
+        assert values is not None
+        if relation is not self._relation:
+            self._relation, self._plan = relation, self._planned(relation)
+        row: dict[str, Any] = {}
+        for name, place, read in self._plan:
+            value = values[place]
+            if value is UNCHANGED:
+                value = UNCHANGED if old is None else old[place]
+                if value is UNCHANGED or not relation.columns[place].is_key:
+                    raise ValueError(
+                        f"column {name!r} has a large value that the update left as it was, and the server does not "
+                        f"send it: ALTER TABLE {self._source.table} REPLICA IDENTITY FULL, and read the table anew"
+                    )
+            row[name] = None if value is None else read(value)
+        return msgspec.convert(row, self._source.value, str_keys=True)
+
+    def _planned(self, relation: Relation) -> list[tuple[str, int, Callable[[bytes], Any]]]:
+        places = {column.name: (place, _base(column.oid)) for place, column in enumerate(relation.columns)}
+        return [
+            (name, places[name][0], _reader(places[name][1], field))
+            for name, field in self._columns.items()
+            if name in places
+        ]
+
+    def as_json(self, part: Part) -> bytes:
+        """The texts of the row's values, by column, for a dead letter."""
+        values = part.change.new or part.change.old or ()
+        row = {
+            column.name: None if value is None or value is UNCHANGED else value.decode()
+            for column, value in zip(part.change.relation.columns, values, strict=False)
+        }
+        return msgspec.json.encode({"op": part.change.op, "row": row})
+
+
+def _reader(base: str, field: Field) -> Callable[[bytes], Any]:
+    if base == "numeric":
+        forms = forms_of(field)
+        return bytes.decode if Form.DECIMAL in forms else float if Form.FLOAT in forms else int
+    return _READS.get(base, bytes.decode)
+
+
+def _timestamp(text: bytes) -> str:
+    return text.decode().replace(" ", "T", 1)
+
+
+_READS: Mapping[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("int2", "int4", "int8"), int),
+    **dict.fromkeys(("float4", "float8"), float),
+    "numeric": bytes.decode,
+    "bool": lambda text: text == b"t",
+    **dict.fromkeys(("text", "varchar", "bpchar", "char", "name", "uuid", "date", "time", "timetz"), bytes.decode),
+    "timestamp": _timestamp,
+    "timestamptz": lambda text: f"{_timestamp(text)}:00",
+    "interval": bytes.decode,
+    "bytea": lambda text: b64encode(bytes.fromhex(text[2:].decode())).decode(),
+    **dict.fromkeys(("json", "jsonb"), msgspec.json.decode),
+}
+"""By type of a column: what reads a text. Bytes are in base64, times as in JSON."""

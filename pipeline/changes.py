@@ -1,0 +1,47 @@
+"""A change of a table: the record of sources that capture changes, whatever the database."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from exactlyonce.pipeline.records import Record
+
+T = TypeVar("T")
+Op: TypeAlias = Literal["read", "insert", "update", "delete", "truncate"]
+
+
+class Change(msgspec.Struct, Generic[T], frozen=True):
+    """A change of one row, in the order of its database's commits; an update that changes the key is two of them."""
+
+    op: Op
+    """"read": the row was there before its changes were captured. "truncate": all rows are gone."""
+    key: Any
+    """The value of the key's column: an int if its field is one, else text as the database writes it; of several
+    columns, the JSON array of such values as text. None of a truncate."""
+    after: T | None
+    """The row as it is now; None of a delete and of a truncate."""
+    before: T | None
+    """The row as it was; None where the database does not say it."""
+    table: str
+    timestamp_ms: int
+    """The time of the commit, or of the page that a "read" is from, by the server's clock, in ms since 1970."""
+    lsn: int
+    """The place of the commit in the database's log; that of a "read" lies before those of later changes."""
+    transaction: int | None = None
+    """Its number in the database; None of a "read"."""
+
+    @property
+    def value(self) -> T | None:
+        """The row as a record's value, None once it is deleted. Raises ValueError of a truncate."""
+        if self.op == "truncate":
+            raise ValueError(
+                f"TRUNCATE has deleted all rows of {self.table}, and a record has one key. Delete rows by DELETE, and "
+                f"leave this one out: on_error=, or a filter by op"
+            )
+        return self.after
+
+    def record(self) -> Record[T | None]:
+        """The row by its key, None once it is deleted. Raises ValueError of a truncate."""
+        return Record(self.value, self.key, self.timestamp_ms)

@@ -1,0 +1,150 @@
+"""`exactlyonce changes` makes and removes slots and publications; errors of a capture say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exactlyonce.connectors import PostgresChanges
+from exactlyonce.pipeline.loading import load
+from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
+from exactlyonce.views.doctor.checks import check_slots
+from exactlyonce.views.doctor.findings import Findings
+from tests.cli.conftest import Command
+
+MODULE = """\
+import msgspec
+
+from exactlyonce import KafkaSink, Pipeline
+from exactlyonce.connectors import PostgresChanges
+
+
+class Customer(msgspec.Struct):
+    id: int
+    name: str{fields}
+
+
+pipeline = Pipeline("shop")
+customers = PostgresChanges("customers", **{{"dsn": "env:SHOP_DSN", "key": "id", "value": Customer, **{options}}})
+pipeline.source("customers", customers).sink("out", KafkaSink("customers"))
+"""
+NAME = "exactlyonce_customers"
+
+
+class Shop:
+    """A database of its own with a table, and the command."""
+
+    def __init__(self, server: PostgresServer, command: Command) -> None:
+        self.server, self.command = server, command
+        self.sql("CREATE TABLE customers (id int NOT NULL, name text)")
+        self.write()
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.server.execute(statement, database="captured")
+
+    def write(self, fields: str = "", **options: Any) -> None:
+        (self.command.folder / "captured_shop.py").write_text(MODULE.format(fields=fields, options=options))
+
+    def there(self) -> list[str]:
+        """What captures, by kind."""
+        slots = self.sql(f"SELECT 'slot' FROM pg_replication_slots WHERE slot_name = '{NAME}'")
+        publications = self.sql(f"SELECT 'publication' FROM pg_publication WHERE pubname = '{NAME}'")
+        return [kind for (kind,) in slots + publications]
+
+    def refused(self, text: str) -> None:
+        self.command.refused(text, "changes", "setup", "captured_shop:pipeline")
+
+
+@pytest.fixture
+def shop(postgres_server: PostgresServer, command: Command, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    if not postgres_server.execute("SELECT 1 FROM pg_database WHERE datname = 'captured'"):
+        postgres_server.execute("CREATE DATABASE captured TEMPLATE template0")
+    monkeypatch.setenv("SHOP_DSN", postgres_server.dsn("captured"))
+    shop = Shop(postgres_server, command)
+    yield shop
+    shop.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = 'captured'")
+    shop.sql(f"DROP PUBLICATION IF EXISTS {NAME}")
+    shop.sql("DROP TABLE customers CASCADE")
+
+
+def test_setup_and_drop(shop: Shop) -> None:
+    shop.sql("CREATE UNIQUE INDEX by_id ON customers (id)")
+    made = (
+        "-- customers: customers\n"
+        'ALTER TABLE "public"."customers" REPLICA IDENTITY USING INDEX "by_id";\n'
+        f'CREATE PUBLICATION "{NAME}" FOR TABLE "public"."customers";\n'
+        f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput');\n"
+    )
+    assert shop.command.done("changes", "setup", "captured_shop:pipeline", "--dry-run").out == made
+    assert shop.there() == []
+    assert shop.command.done("changes", "setup", "captured_shop:pipeline").out == made
+    assert shop.there() == ["slot", "publication"]
+    assert "nothing to do" in shop.command.done("changes", "setup", "captured_shop:pipeline").out
+    assert "pg_drop_replication_slot" in shop.command.done("changes", "drop", "captured_shop:pipeline", "--dry-run").out
+    shop.command.refused("Add --yes to agree beforehand", "changes", "drop", "captured_shop:pipeline")
+    assert shop.there() == ["slot", "publication"]
+    shop.command.done("changes", "drop", "captured_shop:pipeline", "--yes")
+    assert shop.there() == []
+    assert "nothing to do" in shop.command.done("changes", "drop", "captured_shop:pipeline").out
+
+
+def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
+    shop.command.done("changes", "setup", "captured_shop:pipeline")
+    printed = shop.command.done("acls", "captured_shop:pipeline", "--principal", "User:reader").out
+    statements = [line for line in printed.splitlines() if line.endswith(";")]
+    assert statements[-1] == 'ALTER ROLE "reader" REPLICATION;'
+    shop.sql(f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'")
+    try:
+        monkeypatch.setenv("SHOP_DSN", shop.server.dsn("captured", user="reader"))
+        for statement in statements:
+            shop.sql(statement.replace(':"DBNAME"', "captured"))
+        ((_, source),) = [(node.id, node.source) for node in load("captured_shop:pipeline").pipeline.build().sources]
+        assert isinstance(source, PostgresChanges)
+        finder = source.finder("customers")
+        (position,) = finder.find(())
+        finder.close()
+        opened = source.open_split(position)
+        assert opened.read(10) == []
+        opened.close()
+    finally:
+        shop.sql("DROP OWNED BY reader")
+        shop.sql("DROP ROLE reader")
+
+
+def test_what_cannot_be_captured_says_why(shop: Shop) -> None:
+    shop.refused("it has no unique index on (id), of all rows and in this order: CREATE UNIQUE INDEX")
+    shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
+    shop.write(key="number")
+    shop.refused("key='number': Customer has no field 'number'")
+    shop.write(fields="\n    number: int", key="number")
+    shop.refused("it has no column 'number', which key= names")
+    shop.write(fields="\n    tier: int")
+    shop.refused("it has no column 'tier', which the record's type has, without a default")
+    shop.write(dsn="postgresql://ann:hunter2@127.0.0.1/shop")
+    shop.refused("has a password written out")
+    assert shop.there() == []
+
+
+def test_a_pipeline_without_captured_changes(shop: Shop) -> None:
+    text = (shop.command.folder / "captured_shop.py").read_text()
+    text = text[: text.index("customers =")].replace("import KafkaSink", "import KafkaSink, KafkaSource")
+    text += 'pipeline.source("in", KafkaSource("in", value=int)).sink("out", KafkaSink("out"))\n'
+    (shop.command.folder / "captured_shop.py").write_text(text)
+    shop.refused("shop has no source that captures changes")
+
+
+def test_the_doctor_says_how_much_log_is_kept(shop: Shop) -> None:
+    shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
+    subject: Any = SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build())
+    without, found = Findings(), Findings()
+    check_slots(subject, without)
+    assert ["there is no replication slot" in why for _, why, _ in without.unchecked] == [True]
+    shop.command.done("changes", "setup", "captured_shop:pipeline")
+    check_slots(subject, found)
+    ((checked,), problems) = found.checked, found.diagnoses
+    assert checked.startswith(f"slot {NAME} of source customers: ")
+    assert (checked.endswith("of log kept, reserved"), problems) == (True, [])

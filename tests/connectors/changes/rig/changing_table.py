@@ -1,0 +1,128 @@
+"""A database whose changes are captured, and readers that may end anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import psycopg
+import pytest
+from waiting import until
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors.postgres.change_stream import read_lsn
+from exactlyonce.connectors.source import ReaderContext
+from exactlyonce.pipeline.changes import Change
+from exactlyonce.testing.servers.postgres import PostgresServer
+
+
+class Account(msgspec.Struct):
+    id: int
+    owner: str
+    amount: int
+
+
+class Shop:
+    """A table, its source, and one reader at a time."""
+
+    def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server = server
+        self.sql = server.execute
+        monkeypatch.setenv("SHOP_DSN", server.dsn())
+        self.positions: Sequence[SourceOffset] = ()
+        self.changes: list[Change[Any]] = []
+        self._reader: Any = None
+
+    def begin(self, columns: str = "id int PRIMARY KEY, owner text, amount int", **options: Any) -> None:
+        """Make the table, its publication and its slot."""
+        self.sql(f"CREATE TABLE accounts ({columns})")
+        self.source = self.described(**options)
+        self.source.setup()
+
+    def described(self, **options: Any) -> PostgresChanges[Any]:
+        source = PostgresChanges("accounts", **{"dsn": "env:SHOP_DSN", "key": "id", "value": Account, **options})
+        assert list(source.problems()) == []
+        return source
+
+    def find(self) -> Sequence[SourceOffset]:
+        """The splits that are there for a leader with the newest positions."""
+        finder = self.source.finder("accounts")
+        try:
+            return finder.find(self.positions)
+        finally:
+            finder.close()
+
+    @property
+    def reader(self) -> Any:
+        """The reader at the newest positions."""
+        if self._reader is None:
+            self.positions = self.positions or self.find()
+            context = ReaderContext(
+                source="accounts", positions=self.positions, targets=None, clients=cast("Any", None)
+            )
+            self._reader = self.source.open_reader(context)
+            self._reader.open()
+        return self._reader
+
+    def poll(self, records_max: int = 1000) -> list[Change[Any]]:
+        """The next changes, which may be none."""
+        decoder = self.source.decoder()
+        polled = list(map(decoder.decode, decoder.parts(self.reader.poll(records_max, 0.0))))
+        self.positions = self.reader.positions()
+        self.changes += polled
+        return polled
+
+    def read_all(self, records_max: int = 1000) -> list[Change[Any]]:
+        """What has been committed by now, and was not read."""
+        count, end = len(self.changes), read_lsn(self.sql("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+
+        def is_reached() -> bool:
+            return not self.poll(records_max) and json.loads(self.positions[0].cursor)["lsn"] >= end
+
+        until(lambda: is_reached() and self.reader.quiet(), pause_s=0)
+        return self.changes[count:]
+
+    def end(self) -> None:
+        """End the reader, as a killed worker does: what it has fetched is gone."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def session(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.server.dsn())
+
+    def confirmed(self) -> str:
+        ((confirmed,),) = self.sql("SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
+        return str(confirmed)
+
+    def close(self) -> None:
+        self.end()
+        self.sql("ALTER SYSTEM RESET ALL")
+        self.sql("SELECT pg_reload_conf()")
+        self.sql(
+            "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active_pid IS NOT NULL"
+        )
+        self.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        self.sql("DROP PUBLICATION IF EXISTS exactlyonce_accounts")
+        self.sql("DROP TABLE IF EXISTS accounts")
+
+
+def rows_of(changes: Sequence[Change[Any]]) -> dict[Any, Any]:
+    """The table that *changes* make of none. Each must fit what was before it."""
+    rows: dict[Any, Any] = {}
+    for change in changes:
+        if change.op == "truncate":
+            rows.clear()
+        elif change.op in ("read", "insert"):
+            assert change.key not in rows, f"{change} comes twice, or a delete before it is missing"
+            rows[change.key] = change.after
+        else:
+            assert change.key in rows, f"{change} has no row before it"
+            if change.op == "update":
+                rows[change.key] = change.after
+            else:
+                del rows[change.key]
+    return rows

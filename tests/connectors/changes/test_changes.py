@@ -1,0 +1,498 @@
+"""The rows of a table and then its changes, each once and in order, wherever the reader ends."""
+
+from __future__ import annotations
+
+import random
+import string
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+from changing_table import Account, Shop, rows_of
+from waiting import until
+
+from exactlyonce.connectors.postgres import change_split, change_stream
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+
+ACCOUNTS = 1_000
+
+
+@contextmanager
+def busy(shop: Shop, writers: int = 3) -> Iterator[None]:
+    """Sessions that insert, update, move and delete accounts, and roll back, until the context ends."""
+    over = threading.Event()
+
+    def write(seed: int) -> None:
+        luck = random.Random(seed)
+        with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
+            while not over.is_set():
+                id = luck.randrange(1, ACCOUNTS * 3 // 2)
+                session.execute("BEGIN")
+                for _ in range(luck.choice((1, 1, 3, 30))):
+                    statement = luck.choice(STATEMENTS)
+                    session.execute(statement, {"id": id})
+                    id += 1
+                session.execute(luck.choice(("COMMIT", "COMMIT", "COMMIT", "ROLLBACK")))
+
+    threads = [threading.Thread(target=write_until_deadlock, args=(write, seed)) for seed in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def write_until_deadlock(write: Any, seed: int) -> None:
+    """Two of the writers may wait for each other: the server ends one of them, which begins again."""
+    while True:
+        try:
+            write(seed)
+            return
+        except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
+            seed += 100
+
+
+STATEMENTS = (
+    "INSERT INTO accounts VALUES (%(id)s, 'new', 1) ON CONFLICT (id) DO UPDATE SET amount = accounts.amount + 1",
+    "UPDATE accounts SET amount = amount + 1 WHERE id = %(id)s",
+    "DELETE FROM accounts WHERE id = %(id)s",
+    "UPDATE accounts SET id = id + 100000 WHERE id = %(id)s AND NOT EXISTS"
+    " (SELECT FROM accounts a WHERE a.id = %(id)s + 100000)",
+)
+
+
+def in_table(shop: Shop) -> dict[int, Account]:
+    return {row[0]: Account(*row) for row in shop.sql("SELECT id, owner, amount FROM accounts")}
+
+
+@pytest.mark.exhaustive(but=["0-DEFAULT", "1-FULL"])
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.parametrize("seed", range(2))
+def test_pages_beside_writers(shop: Shop, seed: int, identity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table as the changes make it is the table, though the reader ends at any place, also within a page and a
+    transaction."""
+    luck = random.Random(seed)
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 90)
+    shop.begin()
+    shop.sql(f"INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, {ACCOUNTS}) i")
+    shop.sql(f"ALTER TABLE accounts REPLICA IDENTITY {identity}")
+    with busy(shop):
+        while len(shop.changes) < 6 * ACCOUNTS:
+            if shop.poll(luck.choice((1, 7, 100))) and luck.random() < 0.03:
+                shop.end()
+            if luck.random() < 0.02:
+                shop.reader.finalized(shop.positions)
+    shop.read_all()
+    assert rows_of(shop.changes) == in_table(shop)
+    ops = {change.op for change in shop.changes}
+    assert ops == {"read", "insert", "update", "delete"}
+
+
+def test_a_commit_that_is_streamed_before_it_is_visible(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page waits for it: else the row would be in neither."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 1)
+    shop.sql("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+    shop.sql("SELECT pg_reload_conf()")
+    until(lambda: shop.sql("SHOW synchronous_standby_names") == [("absent",)])
+
+    def commit() -> None:
+        with shop.session() as session:
+            session.execute("INSERT INTO accounts VALUES (2, 'bob', 2)")
+
+    waiting = threading.Thread(target=commit)
+    waiting.start()
+    until(lambda: shop.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+    assert [change.key for change in shop.poll()] == [1]
+
+    def dropped() -> bool:
+        assert not shop.poll()
+        return '"dropped":[' in shop.positions[0].cursor
+
+    until(dropped)
+    for _ in range(30):
+        assert not shop.poll(), "the page has been read without the row"
+    shop.end()
+    assert not shop.poll()
+    shop.sql("ALTER SYSTEM RESET synchronous_standby_names")
+    shop.sql("SELECT pg_reload_conf()")
+    waiting.join()
+    assert [(change.op, change.key) for change in shop.read_all()] == [("read", 2)]
+
+
+def test_an_open_transaction_is_read_on_where_the_reader_ended(shop: Shop) -> None:
+    """Also where the server says how far it is before it sends that transaction again."""
+    shop.begin(snapshot="never")
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 50) i")
+    until(lambda: shop.poll(7))
+    for _ in range(3):
+        shop.end()
+        until(lambda: shop.poll(5))
+    shop.read_all(7)
+    assert [change.key for change in shop.changes] == list(range(1, 51))
+    assert len({change.transaction for change in shop.changes}) == 1
+
+
+def test_the_server_forgets_only_what_is_finalized(shop: Shop) -> None:
+    shop.begin(snapshot="never")
+    begun = shop.confirmed()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    first = shop.positions
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+    assert shop.confirmed() == begun
+    shop.reader.finalized(first)
+    until(lambda: shop.confirmed() != begun)
+    shop.end()
+    shop.positions = first
+    assert [change.key for change in shop.read_all()] == [2]
+
+
+def test_an_idle_table_keeps_no_log(shop: Shop) -> None:
+    """The position follows what others write."""
+    shop.begin(snapshot="never")
+    shop.read_all()
+    before = shop.positions[0].cursor
+    shop.sql("CREATE TABLE others AS SELECT generate_series(1, 10000)")
+    shop.sql("DROP TABLE others")
+    until(lambda: not shop.poll() and shop.reader.quiet() and shop.positions[0].cursor != before)
+    shop.reader.finalized(shop.positions)
+    until(lambda: shop.sql("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn) < 10000 "
+                           "FROM pg_replication_slots") == [(True,)])  # fmt: skip
+
+
+def test_a_page_that_was_not_whole_is_followed_by_the_next(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it waits for the visibility of dropped changes, and nothing else comes."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 8)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 20) i")
+    until(lambda: shop.poll(3))
+    shop.end()
+    shop.sql("UPDATE accounts SET amount = -amount")
+    shop.read_all()
+    assert rows_of(shop.changes) == in_table(shop)
+    assert [(change.op, change.key) for change in shop.changes if change.op == "update"] == [
+        ("update", key) for key in (1, 2, 3)
+    ]
+
+
+def test_truncate_begins_the_pages_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 20) i")
+    until(lambda: not shop.poll(2) and len(shop.changes) >= 4)
+    with shop.session() as session:
+        session.execute("INSERT INTO accounts VALUES (0, 'zoe', 0)")
+        session.execute("TRUNCATE accounts")
+        session.execute("INSERT INTO accounts SELECT i, 'bob', i FROM generate_series(1, 5) i")
+    while not any(change.op == "truncate" for change in shop.changes):
+        shop.poll(2)
+    shop.end()
+    shop.read_all(2)
+    assert rows_of(shop.changes) == in_table(shop)
+
+
+def test_a_walsender_that_ends_and_a_server_that_starts_again(shop: Shop) -> None:
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    shop.sql("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots")
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+    shop.server.kill()
+    with pytest.raises(StoreUnavailable):
+        until(lambda: shop.poll())
+    shop.end()
+    shop.server.start()
+    shop.sql("INSERT INTO accounts VALUES (3, 'eve', 3)")
+    assert [change.key for change in shop.read_all()] == [3]
+
+
+def test_a_reader_that_is_left_over_is_ended(shop: Shop) -> None:
+    """It does not take the slot back."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    left_over, shop._reader = shop.reader, None
+    assert shop.read_all() == []
+    with pytest.raises(StoreUnavailable, match="another incarnation"):
+        until(lambda: left_over.poll(10, 0.0))
+    left_over.close()
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+
+
+def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
+    shop.begin()
+    with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
+        other = psycopg.connect(f"{shop.server.dsn()} replication=database application_name=debezium", autocommit=True)
+        other.pgconn.send_query(
+            b"START_REPLICATION SLOT exactlyonce_accounts LOGICAL 0/0 (proto_version '1', publication_names 'x')"
+        )
+        until(lambda: session.execute("SELECT active FROM pg_replication_slots").fetchone() == (True,))
+        with pytest.raises(ConfigError, match="'debezium'"):
+            until(shop.poll)
+        other.close()
+        until(lambda: session.execute("SELECT active FROM pg_replication_slots").fetchone() == (False,))
+
+
+class Everything(msgspec.Struct):
+    id: str
+    shop: int
+    price: Decimal
+    rate: float | None
+    paid: bool
+    at: datetime
+    data: bytes
+    tags: dict[str, int]
+    number: UUID
+
+
+def test_types_and_keys_of_several_columns(shop: Shop) -> None:
+    """A page and the stream give the same values."""
+    shop.begin(
+        "id text, shop int, price numeric(20, 4), rate float8, paid bool, at timestamptz, data bytea, tags jsonb,"
+        " number uuid, more text, PRIMARY KEY (id, shop)",
+        key=("id", "shop"), value=Everything,
+    )  # fmt: skip
+    insert = (
+        "INSERT INTO accounts VALUES (%s, 7, 12.5, NULL, true, '2026-01-02 03:04:05.678+01', '\\x00ff', '{\"a\": 1}',"
+        " '00000000-0000-0000-0000-000000000001', %s)"
+    )
+    odd = "a\tb\\N\n\\é'\""
+    shop.sql(insert, odd, odd)
+    (read,) = shop.read_all()
+    shop.sql("DELETE FROM accounts")
+    shop.sql(insert, odd, None)
+    deleted, inserted = shop.read_all()
+    assert [read.op, deleted.op, inserted.op] == ["read", "delete", "insert"]
+    assert read.key == deleted.key == inserted.key == msgspec.json.encode([odd, "7"]).decode()
+    assert read.after == inserted.after
+    assert deleted.after is None
+    assert deleted.before is None
+    at = datetime(2026, 1, 2, 2, 4, 5, 678000, tzinfo=timezone.utc)
+    number = UUID("00000000-0000-0000-0000-000000000001")
+    assert read.after == Everything(odd, 7, Decimal("12.5000"), None, True, at, b"\x00\xff", {"a": 1}, number)
+
+
+def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
+    """It is never None: it is the old one under REPLICA IDENTITY FULL, and else the record is refused."""
+    shop.begin(snapshot="never")
+    large = "".join(random.Random(1).choices("abcdefghij", k=20_000))
+    shop.sql("ALTER TABLE accounts ALTER owner SET STORAGE EXTERNAL")
+    shop.sql("INSERT INTO accounts VALUES (1, %s, 1)", large)
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY FULL")
+    shop.sql("UPDATE accounts SET amount = 2")
+    _, updated = shop.read_all()
+    assert updated.before == Account(1, large, 1)
+    assert updated.after == Account(1, large, 2)
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY DEFAULT")
+    shop.sql("UPDATE accounts SET amount = 3")
+    with pytest.raises(ValueError, match=r"column 'owner' has a large value .* REPLICA IDENTITY FULL"):
+        shop.read_all()
+
+
+class Word(msgspec.Struct):
+    id: str
+    amount: int
+
+
+def test_pages_are_in_the_order_of_the_column(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in that of the database, by which a key of the newest page may lie behind it."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin('id text COLLATE "und-x-icu" PRIMARY KEY, amount int', value=Word)
+    shop.sql("INSERT INTO accounts SELECT unnest(ARRAY['a', 'A', 'b', 'B', 'c', 'C']), 0")
+    assert [change.key for change in shop.poll()] == ["a", "A", "b"]
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.read_all()
+    assert rows_of(shop.changes) == {id: Word(id, 1) for id in ("a", "A", "b", "B", "c", "C")}
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_a_large_key_is_unchanged(shop: Shop, identity: str) -> None:
+    """The server sends it with the old row alone."""
+    shop.begin("id text PRIMARY KEY, amount int, more text", value=Word, snapshot="never")
+    shop.sql(f"ALTER TABLE accounts REPLICA IDENTITY {identity}")
+    luck = random.Random(1)
+    key, more = ("".join(luck.choices(string.ascii_letters + string.digits, k=length)) for length in (2_000, 1_900))
+    shop.sql("INSERT INTO accounts VALUES (%s, 0, %s)", key, more)
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.read_all()
+    assert [(change.op, change.key, change.after) for change in shop.changes] == [
+        ("insert", key, Word(key, 0)),
+        ("update", key, Word(key, 1)),
+    ]
+
+
+@pytest.mark.parametrize("type", ["int[]", "text[]", "int4range"])
+def test_a_type_without_a_rule_is_text(shop: Shop, type: str) -> None:
+    shop.begin(f"id int PRIMARY KEY, owner {type}, amount int")
+    value = "[1,2)" if type == "int4range" else "{1,2}"
+    shop.sql("INSERT INTO accounts VALUES (1, %s, 1)", value)
+    (read,) = shop.read_all()
+    shop.sql("UPDATE accounts SET amount = 2")
+    (updated,) = shop.read_all()
+    assert read.after == Account(1, value, 1)
+    assert updated.after == Account(1, value, 2)
+
+
+def test_a_table_that_had_another_name(shop: Shop) -> None:
+    """The changes that it had meanwhile are of it as well."""
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    shop.sql("ALTER TABLE accounts RENAME TO others")
+    shop.sql("INSERT INTO others VALUES (1, 'ann', 1)")
+    shop.sql("ALTER TABLE others RENAME TO accounts")
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("ALTER TABLE accounts RENAME owner TO name", "has no column 'owner'"),
+        ("ALTER TABLE accounts ALTER amount TYPE text", "'amount' is text"),
+        ("DROP TABLE accounts; CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int);"
+         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "dropped or made anew"),
+        ("ALTER PUBLICATION exactlyonce_accounts DROP TABLE accounts;"
+         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "publication was altered"),
+        ("ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert');"
+         "ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert, update, delete, truncate')",
+         "publication was altered"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_accounts');"
+         "SELECT pg_create_logical_replication_slot('exactlyonce_accounts', 'pgoutput')", "forgotten all before"),
+        ("INSERT INTO accounts VALUES (7, 'gus', 7);"
+         "SELECT pg_replication_slot_advance('exactlyonce_accounts', pg_current_wal_lsn())", "forgotten all before"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_accounts')", "no replication slot"),
+    ],
+)  # fmt: skip
+def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    until(lambda: shop.sql("SELECT active FROM pg_replication_slots") == [(False,)])
+    for statement in change.split(";"):
+        shop.sql(statement)
+    name = "name" if "RENAME" in change else "owner"
+    shop.sql(f"INSERT INTO accounts (id, {name}, amount) VALUES (1, 'ann', '1')")
+    with pytest.raises((Halt, ConfigError), match=reason):
+        until(shop.poll)
+
+
+def test_a_new_column_goes_on(shop: Shop) -> None:
+    shop.begin()
+    shop.sql("ALTER TABLE accounts ADD COLUMN more int")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1, 1)")
+    shop.sql("ALTER TABLE accounts ADD COLUMN again int")
+    shop.sql("UPDATE accounts SET amount = 2")
+    shop.read_all()
+    assert rows_of(shop.changes) == {1: Account(1, "ann", 2)}
+
+
+@pytest.mark.parametrize("change", ["DROP more", "RENAME more TO less", "ALTER id TYPE bigint", "ADD less int"])
+def test_columns_change_between_pages(shop: Shop, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are no fields, or still are such."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin("id int PRIMARY KEY, owner text, amount int, more text")
+    shop.sql("INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, 10) i")
+    assert [change.key for change in shop.poll()] == [1, 2, 3]
+    shop.sql(f"ALTER TABLE accounts {change}")
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.read_all()
+    assert rows_of(shop.changes) == {id: Account(id, "old", 1) for id in range(1, 11)}
+
+
+def test_a_table_made_anew_between_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, 10) i")
+    shop.poll()
+    shop.sql("DROP TABLE accounts")
+    shop.sql("CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int)")
+    shop.sql("INSERT INTO accounts VALUES (20, 'new', 0)")
+    with pytest.raises(Halt, match="made anew"):
+        shop.read_all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "remedy"),
+    [
+        ("id int, owner text, amount int", "takes NULL"),
+        ("id int NOT NULL, owner text, amount int", "unique index"),
+        ("id int PRIMARY KEY, owner text, amount int GENERATED ALWAYS AS (1) STORED", "'amount' is generated"),
+        ("id int PRIMARY KEY, owner text", "no column 'amount'"),
+    ],
+)
+def test_a_table_that_cannot_be_captured(shop: Shop, columns: str, remedy: str) -> None:
+    def capture() -> None:
+        shop.begin(columns)
+        shop.find()
+
+    with pytest.raises(ConfigError, match=remedy):
+        capture()
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_a_deferrable_key_is_refused(shop: Shop, identity: str) -> None:
+    """Its rows may trade keys within a statement; and once it is published, the server would refuse updates."""
+    shop.sql("CREATE TABLE accounts (id int PRIMARY KEY DEFERRABLE, owner text, amount int)")
+    shop.sql(f"ALTER TABLE accounts REPLICA IDENTITY {identity}")
+    shop.source = shop.described()
+    with pytest.raises(ConfigError, match="DEFERRABLE"):
+        shop.source.setup()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.sql("UPDATE accounts SET amount = 2")
+
+
+def test_a_table_without_primary_key_gets_a_replica_identity(shop: Shop) -> None:
+    shop.begin("id int NOT NULL UNIQUE, owner text, amount int")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.sql("DELETE FROM accounts")
+    assert rows_of(shop.read_all()) == {}
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY NOTHING")
+    shop.end()
+    shop.positions = ()
+    with pytest.raises(ConfigError, match="its replica identity is nothing, and key= id: `exactlyonce changes setup`"):
+        shop.find()
+
+
+def test_without_setup(shop: Shop) -> None:
+    shop.sql("CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int)")
+    shop.source = shop.described()
+    with pytest.raises(ConfigError, match="changes setup"):
+        shop.find()
+
+
+def test_another_timeline(shop: Shop) -> None:
+    """A failover: the server goes on if it has all that was read, and else the run halts."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    before = shop.positions
+    shop.end()
+    shop.server.kill()
+    (shop.server.folder / "data" / "recovery.signal").touch()
+    shop.server.settings["restore_command"] = "false"
+    shop.server.start()
+    until(lambda: shop.sql("SELECT NOT pg_is_in_recovery()") == [(True,)])
+    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
+    assert [change.key for change in shop.read_all()] == [2]
+    assert '"timeline":2' in shop.positions[0].cursor
+    shop.end()
+    ahead = msgspec.json.decode(before[0].cursor) | {"lsn": change_stream.read_lsn("F/0")}
+    shop.positions = (msgspec.structs.replace(before[0], cursor=msgspec.json.encode(ahead).decode()),)
+    with pytest.raises(Halt, match="on timeline 2 since a failover, left that one before"):
+        shop.poll()

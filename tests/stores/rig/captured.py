@@ -1,0 +1,60 @@
+"""Pipelines of a table's changes that the tests run as `exactlyonce run captured:...`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from exactlyonce import Joined, KafkaSink, KafkaSource, Pipeline, Record
+from exactlyonce.connectors import PostgresChanges
+from exactlyonce.sinks import RedisSink
+
+
+class Customer(msgspec.Struct):
+    customer: str
+    tier: int
+
+
+class Order(msgspec.Struct):
+    id: int
+    customer: str
+    total: int
+
+
+class Rated(msgspec.Struct):
+    id: int
+    customer: str
+    tier: int | None
+
+
+def customers(name: str) -> PostgresChanges[Customer]:
+    """The changes of the pipeline's table."""
+    return PostgresChanges(
+        f"customers_{name[-8:]}", dsn="env:CAPTURED_DSN", key="customer", value=Customer, time="timestamp_ms"
+    )
+
+
+def rated(joined: Joined[str, Record[Order], Customer | None]) -> Rated:
+    order, row = joined.left.value, joined.right
+    return Rated(order.id, order.customer, None if row is None else row.tier)
+
+
+def joined(name: str, join: str) -> Pipeline:
+    """The orders of NAME-in, each with its customer's row, to NAME-out; *join* is lookup or as_of."""
+    pipeline = Pipeline(name, max_parallelism=8)
+    table = pipeline.table("customers", customers(name))
+    read = KafkaSource.records(f"{name}-in", value=Order, time=lambda order: order.timestamp_ms)
+    orders = pipeline.source("orders", read)
+    keyed = orders.key_by(lambda order: order.value.customer)
+    found = keyed.lookup("rated", table) if join == "lookup" else keyed.as_of("rated", table)
+    found.map(rated).sink("out", KafkaSink(f"{name}-out"))
+    return pipeline
+
+
+def copied(name: str, redis: str = "") -> Pipeline:
+    """The rows of the table to NAME-out, by their keys, and to a server of Redis."""
+    pipeline = Pipeline(name)
+    changes = pipeline.source("customers", customers(name))
+    changes.sink("out", KafkaSink(f"{name}-out"))
+    if redis:
+        changes.sink("cache", RedisSink(redis, key=lambda change: f"{name}:{change.key}"))
+    return pipeline
