@@ -10,12 +10,12 @@ import msgspec
 
 from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-from exactlyonce.sinks.writer import holds_changes
 
 MODES = ("append", "upsert", "delete")
 WRITE_AHEAD = "write_ahead"
