@@ -36,6 +36,8 @@ class Pages(msgspec.Struct, omit_defaults=True):
     """Of the newest page; empty: there is none."""
     until: int = 0
     """The position by which the stream has passed all that was visible in it."""
+    rows: int = 0
+    """The rows that were returned."""
     dropped: list[int] = []
     """The numbers, of 64 bits, of transactions with a dropped change that may not be visible yet."""
 
@@ -259,14 +261,6 @@ def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
         return [statement.as_string(None) for statement in statements]
 
 
-def kept(source: PostgresChanges[Any], id: str) -> tuple[int, str]:
-    """See `PostgresChanges.kept`."""
-    with closing(PostgresConnection(source.dsn, Limits())) as session:
-        status = require_slot(session, source, id).status
-        ((size,),) = session.rows(_KEPT, (source.slot_name,))
-        return size, status
-
-
 def drop(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
     """See `PostgresChanges.drop`."""
     name = source.slot_name
@@ -290,9 +284,6 @@ _SLOT = """
 SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s.active_pid, a.application_name,
     coalesce(s.wal_status, '')
 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
-"""
-_KEPT = """
-SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = $1
 """
 _TABLE = """
 SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
