@@ -250,8 +250,9 @@ def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
             create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}")
             statements.append(create.format(sql.Identifier(name), table.name))
         if not session.rows(_SLOT, (name,)):
-            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')")
-            statements.append(create.format(sql.Literal(name)))
+            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{})")
+            kept = ", failover => true" if session.version >= 170000 else ""  # a standby may keep it, too
+            statements.append(create.format(sql.Literal(name), sql.SQL(kept)))
         if not dry_run:
             for statement in statements:
                 session.rows(statement)

@@ -153,7 +153,7 @@ def _failover(
     name: str, slot: dict[str, Any], version: int, standbys: int, synchronized: str | None
 ) -> Iterator[SourceFinding]:
     """What a failover to a standby would do to the slot."""
-    if not standbys and not slot.get("failover"):
+    if not standbys:
         return
     if version < 170000:
         yield SourceFinding(
