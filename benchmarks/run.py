@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import captured
 import elsewhere
 import enrich
 import event_time
@@ -80,6 +81,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
+    "changes": captured.scenario,
     "parquet": parquet_files.scenario,
     "parquet-s3": parquet_files.to_s3,
     "lakes": lakes.scenario,
