@@ -4,7 +4,7 @@ import asyncio
 import time
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from orders import CHEAP, Order, Priced, Total
@@ -334,7 +334,9 @@ def to_postgres(name: str, source: str, place: str) -> Pipeline:
     return _stored(name, source, PostgresSink("orders", dsn=place))
 
 
-def captured(name: str, dsn: str, table: str, slot: str, snapshot: str, sink: str) -> Pipeline:
+def captured(
+    name: str, dsn: str, table: str, slot: str, snapshot: Literal["pages", "never"], sink: str
+) -> Pipeline:  # fmt: skip
     """The changes of a table of orders, by their keys."""
     pipeline = Pipeline(name)
     changes = PostgresChanges(table, dsn=dsn, key="id", value=Order, slot=slot, snapshot=snapshot)

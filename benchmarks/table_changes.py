@@ -2,7 +2,7 @@
 
 The machine's own PostgreSQL is started; if that is not installed the scenario says so, and has no figures. `exactlyonce
 run` writes the changes of a table to a topic, whose records a plain consumer counts. The other side of a ratio is
-`captured_by_hand.py`, which reads the same slot or table and does nothing with it.
+`changes_by_hand.py`, which reads the same slot or table and does nothing with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from visibility import WARM_UP_S, await_line, script, told
 
 HERE = Path(__file__).parent
 ORDERS = "CREATE TABLE {} (id bigint PRIMARY KEY, customer text NOT NULL, total int NOT NULL, ts bigint NOT NULL)"
-ROWS = "SELECT n, 'c' || lpad((n % 1000)::text, 7, '0'), n % 97 + 1, 1700000000000000 + n FROM generate_series({}, {}) n"
+ROWS = "SELECT n, 'c' || lpad((n % 1000)::text, 7, '0'), n % 97 + 1, 1700000000000000 FROM generate_series({}, {}) n"
 BOTH = """
 DO $$ BEGIN FOR low IN 1..{changes} / 2 BY 50 LOOP
     INSERT INTO {table} {rows};
@@ -129,7 +129,7 @@ def rows(bench: Bench, session: psycopg.Connection, url: str) -> Iterator[Figure
 
     reads = _in_turns(bench, "rows", ("ours", "copy", "typed"), again)
     yield _ratio("rows of a table into Kafka, against psycopg reading one COPY", reads, "copy", "rows")
-    yield _ratio("rows of a table into Kafka, against psycopg reading one COPY as Python's types", reads, "typed", "rows")
+    yield _ratio("rows of a table into Kafka, against psycopg reading one COPY as types", reads, "typed", "rows")
     _execute(session, "SELECT pg_drop_replication_slot('{0}')", table.slot)
 
 
@@ -210,8 +210,8 @@ def ours(bench: Bench, table: Table, count: int, snapshot: str = "never") -> Rea
 
 
 def by_hand(way: str, url: str, name: str, count: int) -> Read:
-    """`captured_by_hand.py`."""
-    command = [sys.executable, "captured_by_hand.py", way, url, name, str(count)]
+    """`changes_by_hand.py`."""
+    command = [sys.executable, "changes_by_hand.py", way, url, name, str(count)]
     with _cpu_s() as cpu_s:
         done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
@@ -243,10 +243,11 @@ def _in_turns(bench: Bench, what: str, ways: tuple[str, ...], read: Callable[[st
 def _ratio(name: str, reads: dict[str, list[Read]], other: str, what: str) -> Figure:
     mine, others = reads["ours"], reads[other]
     ratios = [a.rate / b.rate for a, b in zip(mine, others, strict=True)]
-    rates = f"{median(read.rate for read in mine):,.0f} against {median(read.rate for read in others):,.0f} {what}/s"
-    times = f"{median(read.cpu_us for read in mine):.1f} against {median(read.cpu_us for read in others):.1f} us of processor"
+    rate, other_rate = (median(read.rate for read in each) for each in (mine, others))
+    cpu_us, other_us = (median(read.cpu_us for read in each) for each in (mine, others))
+    rates = f"{rate:,.0f} against {other_rate:,.0f} {what}/s, {cpu_us:.1f} against {other_us:.1f} us of processor"
     spread = f"{len(ratios)} rounds, {min(ratios):.2f} to {max(ratios):.2f}"
-    return Figure(f"{name}, ratio", median(ratios), detail=f"{rates}; {times}; {spread}")
+    return Figure(f"{name}, ratio", median(ratios), detail=f"{rates}; {spread}")
 
 
 def _captured(bench: Bench, session: psycopg.Connection, url: str, name: str) -> Table:

@@ -1,6 +1,6 @@
 """The slot, or the table, that the captured changes are compared with, read by psycopg and dropped.
 
-    python captured_by_hand.py slot|copy|typed URL NAME COUNT
+    python changes_by_hand.py slot|copy|typed URL NAME COUNT
 
 Reads COUNT changes of the slot NAME, or all rows of the table NAME by one COPY: as bytes, or as Python's types. Prints
 a line of JSON: the seconds from the first to the last.
