@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -43,10 +43,12 @@ from exactlyonce.connectors.postgres.change_values import (
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.slot import Cursor, Pages, Slot, identity_of, lost, require_same, require_slot
+from exactlyonce.connectors.postgres.slot_status import SlotLog
 from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, found_table
+from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -73,6 +75,7 @@ class OpenSlot(OpenSplit):
         self.name, self._identity = f"the changes of {source.table}", position.identity
         self._cursor = msgspec.json.decode(position.cursor, type=Cursor)
         self._session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
+        self._log = SlotLog(self._session, source.slot_name)
         self._stream: ChangeStream | None = None
         self._page: deque[Part] = deque()
         """The rows of the newest page that were not returned yet."""
@@ -331,7 +334,7 @@ class OpenSlot(OpenSplit):
         """All rows are gone: read those that come since then."""
         self._note_dropped(pages, begin)
         pages.after = pages.through = None
-        pages.last, pages.snapshot, pages.until = False, "", 0
+        pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
     def _read_page(self, pages: Pages) -> bool:
         """Read the next page; False where a transaction with a dropped change is not visible yet."""
@@ -374,6 +377,7 @@ class OpenSlot(OpenSplit):
         rows = [self._page.popleft() for _ in range(min(records_max, len(self._page)))]
         if rows:
             pages.through = rows[-1].key
+            pages.rows += len(rows)
             pages.last = self._is_last and not self._page
         return rows
 
@@ -408,8 +412,22 @@ class OpenSlot(OpenSplit):
                 self._stream.ask()
         return self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
 
-    def buffered(self) -> int:
-        return len(self._page) + len(self._ready)
+    def log(self) -> LogRead:
+        committed_ms = 0 if self._stream is None else self._stream.committed_ms
+        return self._log.look(self._cursor.lsn, committed_ms, list(self._tables_read()))
+
+    def _tables_read(self) -> Iterator[TableRead]:
+        if (pages := self._cursor.pages) is not None:
+            page = (pages.rows + PAGE_ROWS - 1) // PAGE_ROWS
+            yield TableRead(self._source.table, max(1, page), max(1, page, -(-self._rows_about() // PAGE_ROWS)))
+
+    def _rows_about(self) -> int:
+        """The server's estimate of the table's rows; 0: it does not answer."""
+        try:
+            ((text,),) = self._session.rows(sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM {}").format(self._table.name))
+        except (StoreError, StoreUnavailable):
+            return 0
+        return int(text[0]["Plan"]["Plan Rows"])
 
     def finalized(self, position: SourceOffset) -> None:
         if self._stream is not None:

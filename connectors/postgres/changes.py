@@ -14,7 +14,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
 from exactlyonce.connectors.source import RangeContext, SplitFinder
-from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitRange
+from exactlyonce.connectors.splits import OpenSplit, SourceFinding, SplitDecoder, SplitRange
 from exactlyonce.connectors.tables import KeyedRows, columns_of, forms_of
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.changes import Change
@@ -82,6 +82,11 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
         return f"postgres-changes:{self.table}"
 
     @property
+    def shown(self) -> str:
+        rows = "rows and changes" if self.snapshot == "pages" else "changes"
+        return f"{rows} of {self.table}, by slot and publication {self.slot_name}"
+
+    @property
     def slot_name(self) -> str:
         return self.slot or "exactlyonce_" + re.sub("[^a-z0-9_]", "_", self.table.lower())
 
@@ -126,13 +131,10 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
             from exactlyonce.connectors.postgres.slot import drop
         return drop(self, dry_run=dry_run)
 
-    def kept(self, id: str) -> tuple[int, str]:
-        """The bytes of its log that the server keeps for the slot, and their status: "reserved", "extended", or
-        "unreserved", if the next checkpoint of the server may remove them. Raises `ConfigError` without a slot, `Halt`
-        if it is lost, and as `setup`; *id* of the source is for these."""
+    def examine(self, id: str, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
         with self.needing_driver():
-            from exactlyonce.connectors.postgres.slot import kept
-        return kept(self, id)
+            from exactlyonce.connectors.postgres.slot_status import examine
+        return examine(self, id, positions)
 
     def grants(self, user: str) -> Grants:
         """See `Source`; those of `setup` are its own: the table's owner, with CREATE on the database."""

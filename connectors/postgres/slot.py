@@ -36,6 +36,8 @@ class Pages(msgspec.Struct, omit_defaults=True):
     """Of the newest page; empty: there is none."""
     until: int = 0
     """The position by which the stream has passed all that was visible in it."""
+    rows: int = 0
+    """The rows that were returned."""
     dropped: list[int] = []
     """The numbers, of 64 bits, of transactions with a dropped change that may not be visible yet."""
 
@@ -248,8 +250,9 @@ def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
             create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}")
             statements.append(create.format(sql.Identifier(name), table.name))
         if not session.rows(_SLOT, (name,)):
-            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')")
-            statements.append(create.format(sql.Literal(name)))
+            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{})")
+            kept = ", failover => true" if session.version >= 170000 else ""  # a standby may keep it, too
+            statements.append(create.format(sql.Literal(name), sql.SQL(kept)))
         if not dry_run:
             for statement in statements:
                 session.rows(statement)
@@ -257,14 +260,6 @@ def set_up(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
             if wrong := list(table_problems(session, source, table)):
                 raise ConfigError(f"The changes of {source.table} cannot be captured yet: {'; '.join(wrong)}.")
         return [statement.as_string(None) for statement in statements]
-
-
-def kept(source: PostgresChanges[Any], id: str) -> tuple[int, str]:
-    """See `PostgresChanges.kept`."""
-    with closing(PostgresConnection(source.dsn, Limits())) as session:
-        status = require_slot(session, source, id).status
-        ((size,),) = session.rows(_KEPT, (source.slot_name,))
-        return size, status
 
 
 def drop(source: PostgresChanges[Any], *, dry_run: bool) -> list[str]:
@@ -290,9 +285,6 @@ _SLOT = """
 SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s.active_pid, a.application_name,
     coalesce(s.wal_status, '')
 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
-"""
-_KEPT = """
-SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = $1
 """
 _TABLE = """
 SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
