@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from psycopg.postgres import types
 
-from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, RowChange, Values
+from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, Values
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.table_rows import TAKEN, TableInServer
 from exactlyonce.connectors.tables import Key, columns_of, field_problems, forms_of
@@ -21,10 +21,13 @@ _TEXT_FORMS = {Form.STR, Form.ENUM, Form.LITERAL, Form.ANY}
 
 
 class Part(NamedTuple):
-    """A change as read, by its key; () of a truncate."""
+    """What was read of a slot, for the members with this *mark*."""
 
-    change: RowChange
+    mark: str
     key: Key
+    """() of a truncate and of a message."""
+    change: Any
+    """A `RowChange` or a `LogicalMessage`."""
 
 
 def columns_in(table: TableInServer) -> Relation:

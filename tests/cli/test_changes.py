@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
 from exactlyonce.views.doctor.checks import check_slots
@@ -31,7 +31,7 @@ pipeline = Pipeline("shop")
 customers = PostgresChanges("customers", **{{"dsn": "env:SHOP_DSN", "key": "id", "value": Customer, **{options}}})
 pipeline.source("customers", customers).sink("out", KafkaSink("customers"))
 """
-NAME = "exactlyonce_customers"
+NAME = "exactlyonce_shop"
 
 
 class Shop:
@@ -73,7 +73,7 @@ def shop(postgres_server: PostgresServer, command: Command, monkeypatch: pytest.
 def test_setup_and_drop(shop: Shop) -> None:
     shop.sql("CREATE UNIQUE INDEX by_id ON customers (id)")
     made = (
-        "-- customers: customers\n"
+        f"-- slot {NAME}: customers\n"
         'ALTER TABLE "public"."customers" REPLICA IDENTITY USING INDEX "by_id";\n'
         f'CREATE PUBLICATION "{NAME}" FOR TABLE "public"."customers";\n'
         f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput');\n"
@@ -102,12 +102,11 @@ def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.Mon
         monkeypatch.setenv("SHOP_DSN", shop.server.dsn("captured", user="reader"))
         for statement in statements:
             shop.sql(statement.replace(':"DBNAME"', "captured"))
-        ((_, source),) = [(node.id, node.source) for node in load("captured_shop:pipeline").pipeline.build().sources]
-        assert isinstance(source, PostgresChanges)
-        finder = source.finder("customers")
+        (slot,) = slots_of(load("captured_shop:pipeline").pipeline.build())
+        finder = slot.finder(slot.id)
         (position,) = finder.find(())
         finder.close()
-        opened = source.open_split(position)
+        opened = slot.open_split(position)
         assert opened.read(10) == []
         opened.close()
     finally:
@@ -146,5 +145,5 @@ def test_the_doctor_says_how_much_log_is_kept(shop: Shop) -> None:
     shop.command.done("changes", "setup", "captured_shop:pipeline")
     check_slots(subject, found)
     ((checked,), problems) = found.checked, found.diagnoses
-    assert checked.startswith(f"slot {NAME} of source customers: ")
+    assert checked.startswith(f"slot {NAME} of customers: ")
     assert (checked.endswith("of log kept, reserved"), problems) == (True, [])

@@ -34,7 +34,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import (
 )
 from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
-from exactlyonce.connectors.postgres.changes import PostgresChanges
+from exactlyonce.connectors.postgres.changes import PostgresSlot
 from exactlyonce.connectors.source import ReadsTopic
 from exactlyonce.engines.blocks import Storages, damaged_among
 from exactlyonce.engines.external_checks.input_topics import InputTopics
@@ -271,11 +271,11 @@ def _ledger(subject: Subject, history: History, sink: str, view: StoreView, find
 def check_slots(subject: Subject, findings: Findings) -> None:
     """Ask how much log the servers keep for sources that capture changes."""
     for node in subject.graph.sources if subject.graph is not None else ():
-        if not isinstance(node.source, PostgresChanges):
+        if not isinstance(node.source, PostgresSlot):
             continue
-        source, what = node.source, f"slot {node.source.slot_name} of source {node.id}"
+        what = f"slot {node.source.name} of {', '.join(node.source.members)}"
         try:
-            size, status = source.kept(node.id)
+            size, status = node.source.kept()
         except (UserError, Halt) as error:
             findings.not_checked(what, str(error), failed=True)
             continue
