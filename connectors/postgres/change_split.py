@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -53,10 +53,12 @@ from exactlyonce.connectors.postgres.slot import (
     require_same,
     require_slot,
 )
+from exactlyonce.connectors.postgres.slot_status import SlotLog
 from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, TableInServer, found_table
+from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -83,6 +85,7 @@ class OpenSlot(OpenSplit):
         self.name = f"the changes of {slot.shown}"
         self._cursor = msgspec.json.decode(position.cursor, type=Cursor)
         self._session = PostgresConnection(slot.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
+        self._log = SlotLog(self._session, slot.name)
         self._tables: dict[int, CapturedTable] = {}
         """By oid."""
         self._stream: ChangeStream | None = None
@@ -361,7 +364,7 @@ class OpenSlot(OpenSplit):
         if (pages := table.cursor.pages) is not None:
             self._note_dropped(table, pages, begin)
             pages.after = pages.through = None
-            pages.last, pages.snapshot, pages.until = False, "", 0
+            pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
     def _read_page(self, table: CapturedTable, pages: Pages) -> bool:
         """Read the next page; False where a transaction that it has to see is not visible yet."""
@@ -407,6 +410,7 @@ class OpenSlot(OpenSplit):
         rows = [self._page.popleft() for _ in range(min(records_max, len(self._page)))]
         if rows:
             table.cursor.pages.through = rows[-1].key
+            table.cursor.pages.rows += len(rows)
             table.cursor.pages.last = self._is_last and not self._page
         return rows
 
@@ -427,8 +431,23 @@ class OpenSlot(OpenSplit):
                 self._stream.ask()
         return self._end is not None and self._cursor.lsn >= self._end and self._unread is None
 
-    def buffered(self) -> int:
-        return len(self._page) + len(self._ready)
+    def log(self) -> LogRead:
+        committed_ms = 0 if self._stream is None else self._stream.committed_ms
+        return self._log.look(self._cursor.lsn, committed_ms, list(self._tables_read()))
+
+    def _tables_read(self) -> Iterator[TableRead]:
+        for table in self._tables.values():
+            if (pages := table.cursor.pages) is not None:
+                page = max(int(table is self._unread), -(-pages.rows // PAGE_ROWS))
+                yield TableRead(table.source.table, page, max(1, page, -(-self._rows_about(table) // PAGE_ROWS)))
+
+    def _rows_about(self, table: CapturedTable) -> int:
+        """The server's estimate of the table's rows; 0: it does not answer."""
+        try:
+            ((text,),) = self._session.rows(sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM {}").format(table.there.name))
+        except (StoreError, StoreUnavailable):
+            return 0
+        return int(text[0]["Plan"]["Plan Rows"])
 
     def finalized(self, position: SourceOffset) -> None:
         if self._stream is not None:

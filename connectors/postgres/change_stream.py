@@ -150,6 +150,11 @@ class ChangeStream:
         )  # fmt: skip
         self._copy = self._connection.replicate(command)
 
+    @property
+    def committed_ms(self) -> int:
+        """The time of the newest commit that has begun to come; 0: none has."""
+        return self._begin.timestamp_ms
+
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
         copy, consumed = self._copy, False

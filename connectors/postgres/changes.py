@@ -15,7 +15,14 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
 from exactlyonce.connectors.source import RangeContext, SplitFinder
-from exactlyonce.connectors.splits import OpenSplit, SharedDecoder, SplitDecoder, SplitRange, SplitSource
+from exactlyonce.connectors.splits import (
+    OpenSplit,
+    SharedDecoder,
+    SourceFinding,
+    SplitDecoder,
+    SplitRange,
+    SplitSource,
+)
 from exactlyonce.connectors.tables import KeyedRows, columns_of, forms_of
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.changes import Change
@@ -256,13 +263,10 @@ class PostgresSlot(SharedSource, SplitSource[Any]):
             from exactlyonce.connectors.postgres.slot import drop
         return drop(self, dry_run=dry_run)
 
-    def kept(self) -> tuple[int, str]:
-        """The bytes of its log that the server keeps for the slot, and their status: "reserved", "extended", or
-        "unreserved", if the next checkpoint of the server may remove them. Raises `ConfigError` without a slot, `Halt`
-        if it is lost, and as `setup`."""
+    def examine(self, id: str, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
         with _needing_driver():
-            from exactlyonce.connectors.postgres.slot import kept
-        return kept(self)
+            from exactlyonce.connectors.postgres.slot_status import examine
+        return examine(self, positions)
 
     def grants(self, user: str) -> Grants:
         """See `Source`; those of `setup` are its own: the tables' owner, with CREATE on the database."""

@@ -37,6 +37,8 @@ class Pages(msgspec.Struct, omit_defaults=True):
     """Of the newest page; empty: there is none."""
     until: int = 0
     """The position by which the stream has passed all that was visible in it."""
+    rows: int = 0
+    """The rows that were returned."""
     dropped: list[int] = []
     """The numbers, of 64 bits, of transactions with a dropped change that may not be visible yet."""
     since: int = 0
@@ -327,8 +329,9 @@ def set_up(slot: PostgresSlot, *, dry_run: bool) -> list[str]:
         elif unpublished:
             statements.append(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(publication, tables))
         if not session.rows(_SLOT, (name,)):
-            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')")
-            statements.append(create.format(sql.Literal(name)))
+            create = sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{})")
+            kept = ", failover => true" if session.version >= 170000 else ""  # a standby may keep it, too
+            statements.append(create.format(sql.Literal(name), sql.SQL(kept)))
         if not dry_run:
             for statement in statements:
                 session.rows(statement)
@@ -354,14 +357,6 @@ def _identity_statement(
     return use.format(table.name, sql.Identifier(index))
 
 
-def kept(slot: PostgresSlot) -> tuple[int, str]:
-    """See `PostgresSlot.kept`."""
-    with closing(PostgresConnection(slot.dsn, Limits())) as session:
-        status = require_slot(session, slot, slot.id).status
-        ((size,),) = session.rows(_KEPT, (slot.name,))
-        return size, status
-
-
 def drop(slot: PostgresSlot, *, dry_run: bool) -> list[str]:
     """See `PostgresSlot.drop`."""
     name = slot.name
@@ -385,9 +380,6 @@ _SLOT = """
 SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s.active_pid, a.application_name,
     coalesce(s.wal_status, '')
 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
-"""
-_KEPT = """
-SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = $1
 """
 _TABLE = """
 SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
-from exactlyonce.views.doctor.checks import check_slots
+from exactlyonce.views.doctor.checks import check_sources
 from exactlyonce.views.doctor.findings import Findings
 from tests.cli.conftest import Command
 
@@ -72,11 +72,12 @@ def shop(postgres_server: PostgresServer, command: Command, monkeypatch: pytest.
 
 def test_setup_and_drop(shop: Shop) -> None:
     shop.sql("CREATE UNIQUE INDEX by_id ON customers (id)")
+    kept = ", failover => true" if shop.sql("SELECT current_setting('server_version_num')::int >= 170000")[0][0] else ""
     made = (
         f"-- slot {NAME}: customers\n"
         'ALTER TABLE "public"."customers" REPLICA IDENTITY USING INDEX "by_id";\n'
         f'CREATE PUBLICATION "{NAME}" FOR TABLE "public"."customers";\n'
-        f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput');\n"
+        f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput'{kept});\n"
     )
     assert shop.command.done("changes", "setup", "captured_shop:pipeline", "--dry-run").out == made
     assert shop.there() == []
@@ -136,14 +137,27 @@ def test_a_pipeline_without_captured_changes(shop: Shop) -> None:
     shop.refused("shop has no source that captures changes")
 
 
-def test_the_doctor_says_how_much_log_is_kept(shop: Shop) -> None:
+def examined(shop: Shop) -> tuple[list[str], dict[str, str]]:
+    """What the doctor has checked, and what it has found: each fault with its remedy."""
+    found, subject = Findings(), SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build(), newest=None)
+    check_sources(cast("Any", subject), found)
+    assert found.unchecked == []
+    return found.checked, {diagnosis.what: diagnosis.do for diagnosis in found.diagnoses}
+
+
+def test_the_doctor_examines_the_server(shop: Shop) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
-    subject: Any = SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build())
-    without, found = Findings(), Findings()
-    check_slots(subject, without)
-    assert ["there is no replication slot" in why for _, why, _ in without.unchecked] == [True]
+    checked, problems = examined(shop)
+    assert checked == [f"the server of source slot-{NAME}, slot {NAME}: missing"]
+    assert any("there is no replication slot" in what for what in problems)
     shop.command.done("changes", "setup", "captured_shop:pipeline")
-    check_slots(subject, found)
-    ((checked,), problems) = found.checked, found.diagnoses
-    assert checked.startswith(f"slot {NAME} of customers: ")
-    assert (checked.endswith("of log kept, reserved"), problems) == (True, [])
+    checked, problems = examined(shop)
+    assert checked[0].endswith("of log kept, reserved")
+    (what,) = problems
+    assert what.startswith(f"The server keeps log for slot {NAME} ")
+    shop.sql("ALTER TABLE customers REPLICA IDENTITY NOTHING")
+    shop.sql(f"ALTER PUBLICATION {NAME} SET (publish = 'insert')")
+    _, problems = examined(shop)
+    said = {what.partition(" cannot be captured: ")[2]: do for what, do in problems.items()}
+    assert "`exactlyonce changes setup`" in said["its replica identity is nothing, and key= id"]
+    assert said[f"publication {NAME} leaves out operations"].startswith(f"ALTER PUBLICATION {NAME} SET")

@@ -18,6 +18,7 @@ import pytest
 from changing_table import Account, Shop, rows_of
 from waiting import until
 
+from exactlyonce.connectors import splits
 from exactlyonce.connectors.postgres import change_split, change_stream
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
 
@@ -496,3 +497,40 @@ def test_another_timeline(shop: Shop) -> None:
     shop.positions = (msgspec.structs.replace(before[0], cursor=msgspec.json.encode(ahead).decode()),)
     with pytest.raises(Halt, match="on timeline 2 since a failover, left that one before"):
         shop.poll()
+
+
+def test_how_far_it_is_in_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count of records is not known, and not shown; a server that does not answer is no error."""
+    monkeypatch.setattr(splits, "LOG_INTERVAL_S", 0)
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 100)
+
+    def log() -> Any:
+        (now,) = shop.reader.logs()
+        return now
+
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 1000) i")
+    shop.sql("ANALYZE accounts")
+    until(lambda: len(shop.poll(30)) and len(shop.changes) > 300)
+    assert msgspec.to_builtins(log().tables) == [{"table": "accounts", "page": 4, "pages": 10}]
+    shop.end()
+    shop.poll(30)
+    assert log().tables[0].page == 4, "it goes on at its page"
+    shop.read_all()
+    assert (log().tables, log().lag_ms, log().lag_bytes, log().status) == ([], 0, 0, "reserved")
+    shop.sql("UPDATE accounts SET amount = 0")
+    until(lambda: log().lag_ms > 300)
+    assert log().lag_bytes > 50_000
+    assert log().kept_bytes >= log().lag_bytes
+    assert shop.reader.lags() == {}
+    shop.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+             " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")  # fmt: skip
+    assert log().lag_ms is None
+    shop.read_all()
+    assert (log().lag_ms, log().problem) == (0, "")
+    shop.sql("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")
+    shop.sql("SELECT pg_reload_conf()")
+    for _ in range(4):
+        shop.sql("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+    until(lambda: log().status == "unreserved")
+    assert log().problem.startswith("the server may remove log that slot exactlyonce_shop needs: it keeps")
