@@ -361,7 +361,7 @@ class LogicalGraph:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
         line += ", ".join(f"{self._arrow(node, port)} {_written(read)}" for port, read in enumerate(node.inputs))
         if node.source:
-            described = _described(SOURCES, type(node.source), node.source.place)
+            described = _described(SOURCES, type(node.source), node.source.shown)
             line += f" {described}" if node.inputs else described
         if node.sink:
             line += f" {_described(SINKS, type(node.sink), node.sink.shown)}"

@@ -82,7 +82,7 @@ class OpenSlot(OpenSplit):
 
     def __init__(self, slot: PostgresSlot, position: SourceOffset) -> None:
         self._slot, self._id, self._position = slot, position.source, position
-        self.name = f"the changes of {slot.shown}"
+        self.name = f"the changes of {slot.contents}"
         self._cursor = msgspec.json.decode(position.cursor, type=Cursor)
         self._session = PostgresConnection(slot.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
         self._log = SlotLog(self._session, slot.name)
@@ -277,7 +277,7 @@ class OpenSlot(OpenSplit):
         """Raise Halt if a table's columns are not those of the records' types any more."""
         table = self._tables.get(relation.oid)
         if table is None:
-            raise lost(self._id, f"cannot go on: a table of {self._slot.shown} was dropped and made anew")
+            raise lost(self._id, f"cannot go on: a table of {self._slot.contents} was dropped and made anew")
         for id, source in table.members.items():
             if wrong := list(relation_problems(source, relation)):
                 raise Halt(

@@ -157,7 +157,7 @@ class ChangeStream:
 
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
-        copy, consumed = self._copy, False
+        copy, is_fresh = self._copy, False
         try:
             if time.monotonic() - self._status_s > STATUS_S:
                 self._tell(False)
@@ -165,16 +165,17 @@ class ChangeStream:
                 length, data = copy.get_copy_data(1)
                 if length > 0:
                     yield from self._message(bytes(data))
+                    is_fresh = False
                 elif length < 0:
                     result = copy.get_result()
                     raise psycopg.OperationalError(
                         "the server has ended the stream" if result is None else result.error_message.decode()
                     )
-                elif consumed:
+                elif is_fresh:
                     return
                 else:
-                    copy.consume_input()
-                    consumed = True
+                    copy.consume_input()  # a few kB
+                    is_fresh = True
         except psycopg.Error as error:
             raise self._connection.lost(error) from None
 
@@ -222,7 +223,7 @@ class ChangeStream:
             old, at = _values(data, at + 1)
         if kind == b"D":
             return RowChange("delete", old, None, relation, self._begin)
-        new, _ = _values(data, at + 1)
+        new = _last_values(data, at + 1)
         return RowChange("insert" if kind == b"I" else "update", old, new, relation, self._begin)
 
     def _relation_of(self, data: bytes) -> Iterator[Relation]:
@@ -270,18 +271,36 @@ class ChangeStream:
 
 def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:
     """The values of a row in *data* from *at* on, and where it ends."""
-    (count,) = struct.unpack_from("!H", data, at)
+    (count,) = _COUNT(data, at)
     at += 2
     values: list[bytes | None] = []
     for _ in range(count):
         if data[at] == 0x74:  # t: text
             begin = at + 5
-            at = begin + int.from_bytes(data[at + 1 : begin], "big")
+            at = begin + _LENGTH(data, at + 1)[0]
             values.append(data[begin:at])
         else:
             values.append(None if data[at] == 0x6E else UNCHANGED)
             at += 1
     return values, at
+
+
+_COUNT, _LENGTH = struct.Struct("!H").unpack_from, struct.Struct("!I").unpack_from
+_SHORT = b"t\0\0\0"
+"""Before a text of less than 256 bytes and the last byte of its length. A text has no byte 0."""
+
+
+def _last_values(data: bytes, at: int) -> list[bytes | None]:
+    """The values of the row in *data* from *at* to its end; most rows have only short texts.
+
+    >>> _last_values(b"\\0\\2t\\0\\0\\0\\2att\\0\\0\\0\\0", 0)
+    [b'at', b'']
+    >>> _, long = _last_values(b"\\0\\2nt\\0\\0\\1\\0" + 256 * b"t", 0)
+    >>> long == 256 * b"t"
+    True
+    """
+    _, *texts = data[at + 2 :].split(_SHORT)
+    return [text[1:] for text in texts] if (len(texts),) == _COUNT(data, at) else _values(data, at)[0]
 
 
 def system_of(dsn: str) -> System:

@@ -134,6 +134,10 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]], SlotSource[Change[T]]
     def place(self) -> str:
         return f"postgres-changes:{self.table}"
 
+    @property
+    def shown(self) -> str:
+        return f"{'rows and changes' if self.snapshot == 'pages' else 'changes'} of {self.table}"
+
     def statements(self, user: str) -> Sequence[str]:
         return self.reading_grants(user)
 
@@ -214,7 +218,11 @@ class PostgresSlot(SharedSource, SplitSource[Any]):
 
     @property
     def shown(self) -> str:
-        """Its contents, for errors."""
+        return f"slot and publication {self.name}"
+
+    @property
+    def contents(self) -> str:
+        """What is read of it, for errors."""
         return " and ".join(dict.fromkeys(member.mark for member in self.members.values()))
 
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
@@ -233,13 +241,14 @@ class PostgresSlot(SharedSource, SplitSource[Any]):
 
     def left(self, position: SourceOffset) -> NoReturn:
         raise ConfigError(
-            f"Source {position.source!r} captures the changes of {self.shown}, which have no end: bounded work cannot "
-            f"read them. Use `exactlyonce run`, with --until latest; or write the changes to a topic, and read that."
+            f"Source {position.source!r} captures the changes of {self.contents}, which have no end: bounded work "
+            f"cannot read them. Use `exactlyonce run`, with --until latest; or write the changes to a topic, and read "
+            f"that."
         )
 
     def open_range(self, context: RangeContext) -> SplitRange:
         raise Halt(
-            f"Source {context.start.source!r} captures the changes of {self.shown}, which the database forgets once "
+            f"Source {context.start.source!r} captures the changes of {self.contents}, which the database forgets once "
             f"they are in a finalized checkpoint, so what it has read cannot be computed again. Write the changes to a "
             f"topic, and read that.",
             operator=context.start.source,

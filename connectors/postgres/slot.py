@@ -208,7 +208,7 @@ def _require_capturable(
         for source in members.values():
             wrong += table_problems(session, source, table)
     if wrong:
-        what = next((source.table for source in members.values()), slot.shown)
+        what = next((source.table for source in members.values()), slot.contents)
         reasons = "; ".join(dict.fromkeys(wrong))
         raise ConfigError(f"Source {next(iter(members), slot.id)!r} cannot capture the changes of {what}: {reasons}.")
 
@@ -313,7 +313,7 @@ def set_up(slot: PostgresSlot, *, dry_run: bool) -> list[str]:
     name = slot.name
     with closing(PostgresConnection(slot.dsn, Limits(answer=ANSWER_S))) as session:
         if wrong := list(server_problems(session)):
-            raise ConfigError(f"The changes of {slot.shown} cannot be captured: {'; '.join(wrong)}.")
+            raise ConfigError(f"The changes of {slot.contents} cannot be captured: {'; '.join(wrong)}.")
         statements, unpublished = list[sql.Composed](), list[sql.Identifier]()
         for members, entry in zip(slot.tables, _entries(session, slot), strict=True):
             source = next(iter(members.values()))

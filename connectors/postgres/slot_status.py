@@ -92,7 +92,7 @@ def _findings(
     with closing(source.finder(source.id)) as finder:
         try:
             for problem in (*server_problems(session), *publication_problems(session, source)):
-                yield _not_captured(source.shown, problem)
+                yield _not_captured(source.contents, problem)
             for members in source.tables:
                 id, table = next(iter(members.items()))
                 there = found_table(session, table, id)

@@ -92,6 +92,12 @@ def test_setup_and_drop(shop: Shop) -> None:
     assert "nothing to do" in shop.command.done("changes", "drop", "captured_shop:pipeline").out
 
 
+def test_explain_says_what_is_captured_and_how(shop: Shop) -> None:
+    _, slot, part, *_ = shop.command.done("explain", "captured_shop:pipeline").out.splitlines()
+    assert f"PostgresSlot slot and publication {NAME}  :" in slot
+    assert f"<- slot-{NAME}.customers PostgresChanges rows and changes of customers  : Change[Customer]" in part
+
+
 def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
     shop.command.done("changes", "setup", "captured_shop:pipeline")
