@@ -99,7 +99,7 @@ class ChangeDecoder:
             self._relation, self._plan = relation, self._planned(relation)
             self._make = self._maker()
         if self._make is not None and None not in values and UNCHANGED not in values:
-            return self._make(*[read(values[place]) for _, place, read in self._plan])  # type: ignore[arg-type]
+            return self._make(*[read(values[place]) for _, place, read in self._plan])  # type: ignore[arg-type]  # none is None
         row: dict[str, Any] = {}
         for name, place, read in self._plan:
             value = values[place]
