@@ -359,7 +359,7 @@ class LogicalGraph:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
         line += ", ".join(f"{self._arrow(node, port)} {_written(read)}" for port, read in enumerate(node.inputs))
         if node.source:
-            line += _described(SOURCES, type(node.source), node.source.place)
+            line += _described(SOURCES, type(node.source), node.source.shown)
         if node.sink:
             line += f" {_described(SINKS, type(node.sink), node.sink.shown)}"
         if node.sink and node.sink.delivery != EXACTLY_ONCE:

@@ -178,6 +178,11 @@ class Source(ABC, Generic[T_co]):
         no topic has."""
         return self.topic or ""
 
+    @property
+    def shown(self) -> str:
+        """What it reads, for people: in `explain`, and on the page."""
+        return self.place
+
     def grants(self, user: str) -> Grants | None:
         """The rights of *user* in its store; None: there is no such store, or nothing to grant."""
         return None

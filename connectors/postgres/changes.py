@@ -82,6 +82,11 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]]):
         return f"postgres-changes:{self.table}"
 
     @property
+    def shown(self) -> str:
+        rows = "rows and changes" if self.snapshot == "pages" else "changes"
+        return f"{rows} of {self.table}, by slot and publication {self.slot_name}"
+
+    @property
     def slot_name(self) -> str:
         return self.slot or "exactlyonce_" + re.sub("[^a-z0-9_]", "_", self.table.lower())
 

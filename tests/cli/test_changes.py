@@ -92,6 +92,11 @@ def test_setup_and_drop(shop: Shop) -> None:
     assert "nothing to do" in shop.command.done("changes", "drop", "captured_shop:pipeline").out
 
 
+def test_explain_says_what_is_captured_and_how(shop: Shop) -> None:
+    line = shop.command.done("explain", "captured_shop:pipeline").out.splitlines()[1]
+    assert f"PostgresChanges rows and changes of customers, by slot and publication {NAME}  : Change[Customer]" in line
+
+
 def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
     shop.command.done("changes", "setup", "captured_shop:pipeline")

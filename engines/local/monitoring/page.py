@@ -502,7 +502,7 @@ def drawn(plan: Plan) -> Iterator[dict[str, Any]]:
 def _about(graph: LogicalGraph, node: Node) -> str:
     """What it reads or writes, which records it brings together, or what it keeps."""
     if node.source is not None:
-        return f"{type(node.source).__name__} {node.source.place}"
+        return f"{type(node.source).__name__} {node.source.shown}"
     if node.sink is not None:
         return f"{type(node.sink).__name__} {node.sink.shown}"
     for told in (node.timed, node.lookup, node.calls):
