@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -25,7 +25,7 @@ from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.source import AHEAD, EventTime, Source, TimeOf
+from exactlyonce.pipeline.source import AHEAD, EventTime, Routed, Source, TimeOf
 
 T_co = TypeVar("T_co", covariant=True)
 LOG_INTERVAL_S = 2.0
@@ -541,6 +541,29 @@ class SplitDecoder:
 
     def times_ms(self, records: Sequence[SplitRecord]) -> Iterator[int]:
         return (record.time_ms for record in records)
+
+
+class SharedDecoder(SplitDecoder):
+    """The decoder of a `SharedSource` of several members: *decoders* by their ids. A part has the `mark` of those that
+    get it; it becomes one record for each of them, or is refused."""
+
+    def __init__(self, routes: Mapping[str, tuple[str, ...]], decoders: Mapping[str, SplitDecoder]) -> None:
+        by_mark = {mark: (ids, [decoders[id] for id in ids]) for mark, ids in routes.items()}
+        routed = {mark: (ids, _all_of([decoder.decode for decoder in own])) for mark, (ids, own) in by_mark.items()}
+
+        def decode(part: Any) -> Routed:
+            ids, decode = routed[part.mark]
+            return Routed(ids, decode(part))
+
+        super().__init__(
+            decode,
+            lambda part: by_mark[part.mark][1][0]._bytes_of(part),
+            lambda part, error: by_mark[part.mark][1][0]._refused(part, error),
+        )
+
+
+def _all_of(decodes: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    return decodes[0] if len(decodes) == 1 else lambda part: tuple([decode(part) for decode in decodes])
 
 
 class PlacedDecoder(SplitDecoder):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from psycopg.postgres import types
 
-from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, RowChange, Values
+from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, Values
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.table_rows import TAKEN, TableInServer
 from exactlyonce.connectors.tables import Key, columns_of, field_problems, forms_of
@@ -22,10 +22,13 @@ _TEXT_FORMS = {Form.STR, Form.ENUM, Form.LITERAL, Form.ANY}
 
 
 class Part(NamedTuple):
-    """A change as read, by its key; () of a truncate."""
+    """What was read of a slot, for the members with this *mark*."""
 
-    change: RowChange
+    mark: str
     key: Key
+    """() of a truncate and of a message."""
+    change: Any
+    """A `RowChange` or a `LogicalMessage`."""
 
 
 def columns_in(table: TableInServer) -> Relation:
@@ -99,7 +102,8 @@ class ChangeDecoder:
             self._relation, self._plan = relation, self._planned(relation)
             self._make = self._maker()
         if self._make is not None and None not in values and UNCHANGED not in values:
-            return self._make(*[read(values[place]) for _, place, read in self._plan])  # type: ignore[arg-type]
+            present = cast("Sequence[bytes]", values)
+            return self._make(*[read(present[place]) for _, place, read in self._plan])
         row: dict[str, Any] = {}
         for name, place, read in self._plan:
             value = values[place]

@@ -8,10 +8,10 @@ from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.change_stream import read_lsn
-from exactlyonce.connectors.postgres.changes import PostgresChanges
+from exactlyonce.connectors.postgres.changes import PostgresSlot
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.dsn import quoted
-from exactlyonce.connectors.postgres.slot import require_slot, server_problems, table_problems
+from exactlyonce.connectors.postgres.slot import publication_problems, require_slot, server_problems, table_problems
 from exactlyonce.connectors.postgres.table_rows import found_table
 from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import SourceFinding
@@ -70,13 +70,11 @@ def _problem(slot: str, status: str | None, kept: int | None, safe: int | None) 
     return ""
 
 
-def examine(
-    source: PostgresChanges[Any], id: str, positions: Sequence[SourceOffset]
-) -> tuple[str, list[SourceFinding]]:
+def examine(slot: PostgresSlot, positions: Sequence[SourceOffset]) -> tuple[str, list[SourceFinding]]:
     """See `SplitSource.examine`."""
-    name = source.slot_name
-    with closing(PostgresConnection(source.dsn, Limits())) as session:
-        findings = list(_findings(session, source, id, positions))
+    name = slot.name
+    with closing(PostgresConnection(slot.dsn, Limits())) as session:
+        findings = list(_findings(session, slot, positions))
         rows = session.rows(_LOG, (name,))
     _, _, status, _, kept = rows[0]
     return f"slot {name}: " + (
@@ -85,22 +83,27 @@ def examine(
 
 
 def _findings(
-    session: PostgresConnection, source: PostgresChanges[Any], id: str, positions: Sequence[SourceOffset]
+    session: PostgresConnection, source: PostgresSlot, positions: Sequence[SourceOffset]
 ) -> Iterator[SourceFinding]:
-    name, version = source.slot_name, session.version
+    name, version = source.name, session.version
     ((role, replicates),) = session.rows(_ROLE)
     if not replicates:
         yield SourceFinding(f"The role {role} of dsn= may not read a slot", f"ALTER ROLE {quoted(role)} REPLICATION")
-    with closing(source.finder(id)) as finder:
+    with closing(source.finder(source.id)) as finder:
         try:
-            table = found_table(session, source, id)
-            for problem in (*server_problems(session), *table_problems(session, source, table)):
-                what, _, do = problem.partition(": ")
-                yield SourceFinding(f"The changes of {source.table} cannot be captured: {what}", do or "as it says")
-            if session.rows("SELECT has_any_column_privilege($1::oid, 'SELECT')", (table.oid,)) == [(False,)]:
-                grant = source.reading_grants(role)[-1].rstrip(";")
-                yield SourceFinding(f"The role {role} of dsn= may not read {source.table}", grant)
-            require_slot(session, source, id)
+            for problem in (*server_problems(session), *publication_problems(session, source)):
+                yield _not_captured(source.contents, problem)
+            for members in source.tables:
+                id, table = next(iter(members.items()))
+                there = found_table(session, table, id)
+                for problem in dict.fromkeys(
+                    problem for member in members.values() for problem in table_problems(session, member, there)
+                ):
+                    yield _not_captured(table.table, problem)
+                if session.rows("SELECT has_any_column_privilege($1::oid, 'SELECT')", (there.oid,)) == [(False,)]:
+                    grant = table.reading_grants(role)[-1].rstrip(";")
+                    yield SourceFinding(f"The role {role} of dsn= may not read {table.table}", grant)
+            require_slot(session, source, source.id)
             if positions:
                 finder.find(positions)
         except (ConfigError, Halt) as error:
@@ -147,6 +150,11 @@ def _findings(
             "end it: SELECT pg_terminate_backend(its process), or ROLLBACK PREPARED",
             is_note=True,
         )
+
+
+def _not_captured(name: str, problem: str) -> SourceFinding:
+    what, _, do = problem.partition(": ")
+    return SourceFinding(f"The changes of {name} cannot be captured: {what}", do or "as it says")
 
 
 def _failover(

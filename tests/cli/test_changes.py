@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
 from exactlyonce.views.doctor.checks import check_sources
@@ -31,7 +31,7 @@ pipeline = Pipeline("shop")
 customers = PostgresChanges("customers", **{{"dsn": "env:SHOP_DSN", "key": "id", "value": Customer, **{options}}})
 pipeline.source("customers", customers).sink("out", KafkaSink("customers"))
 """
-NAME = "exactlyonce_customers"
+NAME = "exactlyonce_shop"
 
 
 class Shop:
@@ -74,7 +74,7 @@ def test_setup_and_drop(shop: Shop) -> None:
     shop.sql("CREATE UNIQUE INDEX by_id ON customers (id)")
     kept = ", failover => true" if shop.sql("SELECT current_setting('server_version_num')::int >= 170000")[0][0] else ""
     made = (
-        "-- customers: customers\n"
+        f"-- slot {NAME}: customers\n"
         'ALTER TABLE "public"."customers" REPLICA IDENTITY USING INDEX "by_id";\n'
         f'CREATE PUBLICATION "{NAME}" FOR TABLE "public"."customers";\n'
         f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput'{kept});\n"
@@ -93,8 +93,9 @@ def test_setup_and_drop(shop: Shop) -> None:
 
 
 def test_explain_says_what_is_captured_and_how(shop: Shop) -> None:
-    line = shop.command.done("explain", "captured_shop:pipeline").out.splitlines()[1]
-    assert f"PostgresChanges rows and changes of customers, by slot and publication {NAME}  : Change[Customer]" in line
+    _, slot, part, *_ = shop.command.done("explain", "captured_shop:pipeline").out.splitlines()
+    assert f"PostgresSlot slot and publication {NAME}  :" in slot
+    assert f"<- slot-{NAME}.customers PostgresChanges rows and changes of customers  : Change[Customer]" in part
 
 
 def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +109,11 @@ def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.Mon
         monkeypatch.setenv("SHOP_DSN", shop.server.dsn("captured", user="reader"))
         for statement in statements:
             shop.sql(statement.replace(':"DBNAME"', "captured"))
-        ((_, source),) = [(node.id, node.source) for node in load("captured_shop:pipeline").pipeline.build().sources]
-        assert isinstance(source, PostgresChanges)
-        finder = source.finder("customers")
+        (slot,) = slots_of(load("captured_shop:pipeline").pipeline.build())
+        finder = slot.finder(slot.id)
         (position,) = finder.find(())
         finder.close()
-        opened = source.open_split(position)
+        opened = slot.open_split(position)
         assert opened.read(10) == []
         opened.close()
     finally:
@@ -154,12 +154,13 @@ def examined(shop: Shop) -> tuple[list[str], dict[str, str]]:
 def test_the_doctor_examines_the_server(shop: Shop) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
     checked, problems = examined(shop)
-    assert checked == [f"the server of source customers, slot {NAME}: missing"]
+    assert checked == [f"the server of source slot-{NAME}, slot {NAME}: missing"]
     assert any("there is no replication slot" in what for what in problems)
     shop.command.done("changes", "setup", "captured_shop:pipeline")
     checked, problems = examined(shop)
     assert checked[0].endswith("of log kept, reserved")
-    assert [what[:50] for what in problems] == [f"The server keeps log for slot {NAME}"[:50]]
+    (what,) = problems
+    assert what.startswith(f"The server keeps log for slot {NAME} ")
     shop.sql("ALTER TABLE customers REPLICA IDENTITY NOTHING")
     shop.sql(f"ALTER PUBLICATION {NAME} SET (publish = 'insert')")
     _, problems = examined(shop)

@@ -18,6 +18,7 @@ from pyiceberg.catalog import load_catalog
 from running import Job, visible
 
 from exactlyonce import KafkaSink
+from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.testing.servers.postgres import PostgresServer
 
@@ -57,11 +58,11 @@ def customers(postgres_server: PostgresServer, topic_name: str, monkeypatch: pyt
     monkeypatch.setenv("CAPTURED_DSN", postgres_server.dsn())
     path = [str(Path(__file__).parent / "rig"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    source = captured.customers(topic_name)
-    customers = Customers(postgres_server, source.table)
-    source.setup()
+    customers = Customers(postgres_server, captured.customers(topic_name).table)
+    (slot,) = slots_of(captured.copied(topic_name).build())
+    slot.setup()
     yield customers
-    source.drop()
+    slot.drop()
     customers.sql(f"DROP TABLE {customers.table}")
 
 
@@ -75,8 +76,8 @@ def test_each_order_is_joined_once_with_a_row_of_its_time(
     job.finish_here()
     job.feed(500)
     job.run_killed(failpoint("coordinator-decided"), 2)
-    customers.sql(f"UPDATE {customers.table} SET tier = 2")
     customers.sql(f"DELETE FROM {customers.table} WHERE customer = 'c3'")
+    customers.sql(f"UPDATE {customers.table} SET tier = 2")
     job.finish("--parallelism", "2")
     job.feed(200)
     job.run_killed(failpoint("worker-flushed"), 1)

@@ -240,7 +240,7 @@ def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
     with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
         other = psycopg.connect(f"{shop.server.dsn()} replication=database application_name=debezium", autocommit=True)
         other.pgconn.send_query(
-            b"START_REPLICATION SLOT exactlyonce_accounts LOGICAL 0/0 (proto_version '1', publication_names 'x')"
+            b"START_REPLICATION SLOT exactlyonce_shop LOGICAL 0/0 (proto_version '1', publication_names 'x')"
         )
         until(lambda: session.execute("SELECT active FROM pg_replication_slots").fetchone() == (True,))
         with pytest.raises(ConfigError, match="'debezium'"):
@@ -367,17 +367,17 @@ def test_a_table_that_had_another_name(shop: Shop) -> None:
         ("ALTER TABLE accounts RENAME owner TO name", "has no column 'owner'"),
         ("ALTER TABLE accounts ALTER amount TYPE text", "'amount' is text"),
         ("DROP TABLE accounts; CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int);"
-         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "dropped or made anew"),
-        ("ALTER PUBLICATION exactlyonce_accounts DROP TABLE accounts;"
-         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "publication was altered"),
-        ("ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert');"
-         "ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert, update, delete, truncate')",
+         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "dropped or made anew"),
+        ("ALTER PUBLICATION exactlyonce_shop DROP TABLE accounts;"
+         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "publication was altered"),
+        ("ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert');"
+         "ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert, update, delete, truncate')",
          "publication was altered"),
-        ("SELECT pg_drop_replication_slot('exactlyonce_accounts');"
-         "SELECT pg_create_logical_replication_slot('exactlyonce_accounts', 'pgoutput')", "forgotten all before"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_shop');"
+         "SELECT pg_create_logical_replication_slot('exactlyonce_shop', 'pgoutput')", "forgotten all before"),
         ("INSERT INTO accounts VALUES (7, 'gus', 7);"
-         "SELECT pg_replication_slot_advance('exactlyonce_accounts', pg_current_wal_lsn())", "forgotten all before"),
-        ("SELECT pg_drop_replication_slot('exactlyonce_accounts')", "no replication slot"),
+         "SELECT pg_replication_slot_advance('exactlyonce_shop', pg_current_wal_lsn())", "forgotten all before"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_shop')", "no replication slot"),
     ],
 )  # fmt: skip
 def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
@@ -533,4 +533,4 @@ def test_how_far_it_is_in_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
     for _ in range(4):
         shop.sql("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
     until(lambda: log().status == "unreserved")
-    assert log().problem.startswith("the server may remove log that slot exactlyonce_accounts needs: it keeps")
+    assert log().problem.startswith("the server may remove log that slot exactlyonce_shop needs: it keeps")
