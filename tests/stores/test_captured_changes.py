@@ -135,12 +135,12 @@ def test_a_topic_of_changes_is_compacted_and_has_each_key_in_order(
     customers: Customers, kafka: Any, topic_name: str, run: Any
 ) -> None:
     """A source that cannot begin leaves no topic behind."""
-    source = captured.customers(topic_name)
-    source.drop()
+    (slot,) = slots_of(captured.copied(topic_name).build())
+    slot.drop()
     job = Job(run, kafka, topic_name, "captured:copied")
     assert "changes setup" in job.finish_here(code=2)
     assert f"{topic_name}-out" not in kafka.topics()
-    source.setup()
+    slot.setup()
     for tier in range(2, 60):
         customers.sql(f"UPDATE {customers.table} SET tier = %s", tier)
     job.finish("--parallelism", "2")
