@@ -242,6 +242,11 @@ def gives_keys(sink: object, type_: Any) -> bool:
     return isinstance(sink, KafkaSink) and (sink.key is not None or holds_keys(type_))
 
 
+def gives_newest_rows(sink: object, type_: Any) -> bool:
+    """Whether *sink* writes a stream of changes as the newest row by key, for a compacted topic."""
+    return holds_changes(type_) and not (isinstance(sink, KafkaSink) and isinstance(sink.value, DebeziumCodec))
+
+
 def _transactional_ids(context: WriterContext) -> Iterator[TransactionalId]:
     """The transactional ids of one sink subtask in an attempt."""
     for slot in range(context.slots):
