@@ -350,6 +350,7 @@ def _dict_reader(rows: _Rows[T], columns: _Columns | None, *, before: bool) -> _
 def _json_decoder(rows: _Rows[T], *, before: bool) -> Callable[[bytes], Change[T]]:
     """The decoder of JSON. Where the type takes each value as it is, rows are decoded to it at once."""
     type_, names, gets = rows.type, list(rows.key_fields), rows.key_gets
+    has_bytes = any(field.shape.without_none.form is Form.BYTES for field in rows.fields.values())
     decode_dicts = msgspec.json.Decoder(_DictEnvelope).decode
     decode_wrapped = msgspec.json.Decoder(_Wrapped).decode
     decode_rows: Callable[[bytes], Any]
@@ -376,7 +377,7 @@ def _json_decoder(rows: _Rows[T], *, before: bool) -> Callable[[bytes], Change[T
                 raise Ignored("it is a tombstone")
             if (schema := bytes(wrapped.schema)) != b"null":
                 change_of, takes_all = columns_of(schema)
-        may_lack = UNAVAILABLE in read or _UNAVAILABLE_BASE64 in read
+        may_lack = UNAVAILABLE in read or (has_bytes and _UNAVAILABLE_BASE64 in read)
         if takes_all and not may_lack:
             return change_of_rows(decode_rows(read), False)
         return change_of(decode_dicts(read), may_lack)

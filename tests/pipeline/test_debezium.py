@@ -18,6 +18,7 @@ from exactlyonce import DebeziumCodec, KafkaSink, KafkaSource, Pipeline, Record
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.registry import PublishedSchema
+from exactlyonce.sinks.kafka.sink import gives_newest_rows
 from exactlyonce.testing import assert_exactly_once
 
 RECORDED = json.loads((Path(__file__).parent / "debezium.json").read_text())
@@ -237,10 +238,15 @@ def test_a_field_that_the_schema_refutes() -> None:
         decode(Seen, first, "schemas")
 
 
+class Amount(msgspec.Struct):
+    id: int
+    amount: Decimal
+
+
 def test_a_decimal_by_the_type_of_its_field() -> None:
     """A numeric column may be an int, a float or a text."""
 
-    class Amount(Name):
+    class Texts(Name):
         amount: str
         anything: float
 
@@ -248,7 +254,7 @@ def test_a_decimal_by_the_type_of_its_field() -> None:
         amount: int
 
     (first, *_) = recorded("whole")
-    assert decode(Amount, first, "schemas").after == Amount(1, "ann", "1234.50", 12.345)
+    assert decode(Texts, first, "schemas").after == Texts(1, "ann", "1234.50", 12.345)
     with pytest.raises(ValueError, match=r"1234.50 is no int - at `\$.amount`"):
         decode(Cents, first, "schemas")
 
@@ -377,6 +383,22 @@ def test_only_changes_are_written() -> None:
     names.sink("out", KafkaSink("out", value=DebeziumCodec(Name, "id")))
     with pytest.raises(GraphError, match="value= writes changes, and the stream is of Name"):
         pipeline.build()
+
+
+@pytest.mark.parametrize(
+    "number", ["-1234.50", "0", "-128", "128", "255.5", "1E+3", "-1E-30", "12345678901234567890.12"]
+)
+def test_decimals_are_exact(number: str) -> None:
+    """Their bytes have a sign; no digit is lost."""
+    codec = DebeziumCodec(Amount, "id", schemas=True)
+    row = Amount(1, Decimal(number))
+    assert codec.decode(codec.encode(Change("insert", 1, row, None, "amounts", 1, 2))).after == row
+
+
+def test_a_topic_of_whole_changes_is_not_compacted() -> None:
+    """It would lose what bounded work reads; a topic of rows is compacted."""
+    assert gives_newest_rows(KafkaSink("out"), Change[Name])
+    assert not gives_newest_rows(KafkaSink("out", value=DebeziumCodec(Name, "id")), Change[Name])
 
 
 # --- in a pipeline ----------------------------------------------------------------------------------------------------
