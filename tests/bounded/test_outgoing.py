@@ -130,7 +130,9 @@ def test_a_tombstone_has_the_origin_of_its_delete(tmp_path: Path) -> None:
     """Where a record has two outputs, an audit names the record of both."""
     sink: KafkaSink[Any] = KafkaSink("out", value=DebeziumCodec(Document, "number"))
     ops: list[Op] = ["delete", "truncate", "delete"]
-    changes = [Change(op, None if op == "truncate" else 7, None, None, "documents", 1, 2) for op in ops]
+    changes: list[Change[Document]] = [
+        Change(op, None if op == "truncate" else 7, None, None, "documents", 1, 2) for op in ops
+    ]
     staging = Staging("out", 0, FrameWriter(tmp_path / "out", 1), None, origins=True)
     staging.output = SinkOutput("out", staging.write, sink.encoder(Change[Document]))
     staging.output(batch(changes))
