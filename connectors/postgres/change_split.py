@@ -88,6 +88,8 @@ class OpenSlot(OpenSplit):
         self._log = SlotLog(self._session, slot.name)
         self._tables: dict[int, CapturedTable] = {}
         """By oid."""
+        self._marks = slot.prefixes
+        """Of messages, by prefix."""
         self._stream: ChangeStream | None = None
         self._page: deque[Part] = deque()
         """The rows of the newest page that were not returned yet."""
@@ -141,7 +143,7 @@ class OpenSlot(OpenSplit):
             )
         if there.holder is not None:
             self._free(there, take_over=take_over)
-        stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()})
+        stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
         self._skip, self._end = cursor.index, None
         self._ready.clear()
 
@@ -222,8 +224,8 @@ class OpenSlot(OpenSplit):
                     parts = []
                 case Truncate(changes):
                     parts = [Part(self._table_of(change).mark, (), change) for change in changes]
-                case LogicalMessage():
-                    parts = []
+                case LogicalMessage(prefix):
+                    parts = [Part(self._marks[prefix], (), message)]
             skipped = min(self._skip, len(parts))
             self._skip -= skipped
             count += len(parts) - skipped
