@@ -289,6 +289,8 @@ class OpenSlot(OpenSplit):
                     operator=id,
                 )
         table.places = places_of(table.source.key_columns, relation)
+        if table.cursor.pages is not None:
+            table.there = self._found(table)  # the type of its key may be wider by now
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
@@ -368,6 +370,13 @@ class OpenSlot(OpenSplit):
             pages.after = pages.through = None
             pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
+    def _found(self, table: CapturedTable) -> TableInServer:
+        """The table as it is in the server now. Raises Halt if it was made anew."""
+        there = found_table(self._session, table.source, table.id)
+        if there.oid != table.there.oid:
+            raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
+        return there
+
     def _read_page(self, table: CapturedTable, pages: Pages) -> bool:
         """Read the next page; False where a transaction that it has to see is not visible yet."""
         session, now_s = self._session, time.monotonic()
@@ -377,10 +386,7 @@ class OpenSlot(OpenSplit):
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=table.there.name)
         try:
-            there = found_table(session, table.source, table.id)  # its columns may be others by now
-            if there.oid != table.there.oid:
-                raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
-            table.there = there
+            table.there = there = self._found(table)  # its columns may be others by now
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
             )
