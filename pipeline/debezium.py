@@ -20,7 +20,7 @@ import fastavro
 import msgspec
 
 from exactlyonce.pipeline.avro import AvroCodec, encoded
-from exactlyonce.pipeline.changes import Change, Op
+from exactlyonce.pipeline.changes import UNCHANGED, Change, Op
 from exactlyonce.pipeline.codec import Codec, Ignored, require_finite
 from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
 from exactlyonce.pipeline.shape import SCALARS, Field, Form, Shape, UnsupportedType, describe, shape_of, type_name
@@ -219,7 +219,7 @@ _ChangeOf = Callable[[Any, bool], Change[T]]
 """Makes a change of an `_Envelope`. True: a value of it may be unavailable."""
 _LACKED = (
     "an update left this large value as it was, and the database did not send it: let the table have REPLICA IDENTITY "
-    "FULL"
+    "FULL, or give the field UNCHANGED as its default"
 )
 _NO_UNIT = (
     "it is a bare number, whose unit only a schema tells: let Debezium write schemas, or give DebeziumCodec timestamps="
@@ -273,13 +273,17 @@ class _Rows(Generic[T]):
         return texts[0] if len(texts) == 1 else msgspec.json.encode(texts).decode()
 
 
-def _in_place(readers: Mapping[str, _Reader | None]) -> Callable[[dict[str, Any], bool], dict[str, Any]]:
+def _in_place(
+    readers: Mapping[str, _Reader | None], fields: Mapping[str, Field]
+) -> Callable[[dict[str, Any], bool], dict[str, Any]]:
     """Reads the values in a row of a message, in place. True: one of them may be unavailable."""
     plan = [(name, read) for name, read in readers.items() if read is not None]
 
     def read_row(row: dict[str, Any], may_lack: bool) -> dict[str, Any]:
-        if may_lack and (lacking := [name for name in readers if _is_unavailable(row.get(name))]):
-            raise ValueError(f"{_LACKED} - at `$.{lacking[0]}`")
+        for name in [name for name in readers if _is_unavailable(row.get(name))] if may_lack else ():
+            if not fields[name].may_be_unchanged:
+                raise ValueError(f"{_LACKED} - at `$.{name}`")
+            del row[name]  # the default
         for name, read in plan:
             value = row.get(name)
             if value is not None:
@@ -335,7 +339,8 @@ def _change_reader(
 def _dict_reader(rows: _Rows[T], columns: _Columns | None, *, before: bool) -> _ChangeOf[T]:
     """The reader of envelopes whose rows are dicts."""
     readers, type_, convert, names = rows.readers(columns), rows.type, msgspec.convert, list(rows.key_fields)
-    read_row, read_key = _in_place(readers), _in_place({name: readers[name] for name in names})
+    read_row = _in_place(readers, rows.fields)
+    read_key = _in_place({name: readers[name] for name in names}, rows.key_fields)
 
     def row_of(row: dict[str, Any], may_lack: bool) -> T:
         read: T = convert(read_row(row, may_lack), type_)
@@ -594,7 +599,7 @@ class _Writer:
         self._rows, self._source_name, self._schemas = rows, name.partition(".")[0], schemas
         encodings = {column: _encoding(field, rows.bare, schemas) for column, field in rows.fields.items()}
         self._plan = [(column, rows.fields[column].get, encoding.write) for column, encoding in encodings.items()]
-        omits = rows.shape.tag is not None or any(field.is_omitted for field in rows.fields.values())
+        omits = rows.shape.tag is not None or any(f.is_omitted or f.may_be_unchanged for f in rows.fields.values())
         self._is_plain = not schemas and not omits and not any(write for _, _, write in self._plan)
         described = msgspec.json.encode(describe(rows.type))
         self._has_floats = b'"float"' in described or b'"any"' in described
@@ -602,6 +607,7 @@ class _Writer:
             column: None if rows.fields[column].shape.nullable else _empty(encoding.schema)
             for column, encoding in encodings.items()
         }
+        self._unavailable = {column: _unavailable(encoding.schema) for column, encoding in encodings.items()}
         self._header = self._key_header = b""
         if schemas:
             columns = {
@@ -639,8 +645,15 @@ class _Writer:
     def _row(self, row: Any) -> Any:
         if self._is_plain:
             return row
-        values = ((column, get(row), write) for column, get, write in self._plan)
-        return {column: value if write is None or value is None else write(value) for column, value, write in values}
+        values: dict[str, Any] = {}
+        for column, get, write in self._plan:
+            value = get(row)
+            if value is UNCHANGED:
+                value = self._unavailable[column]
+            elif write is not None and value is not None:
+                value = write(value)
+            values[column] = value
+        return values
 
     def json(self, change: Change[Any]) -> bytes:
         envelope = self.envelope(change)
@@ -676,6 +689,12 @@ def _empty(schema: Mapping[str, Any] | None) -> Any:
     if schema is None:
         return None
     return _EMPTY_NAMED.get(schema.get("name", ""), _EMPTY[schema["type"]])
+
+
+def _unavailable(schema: Mapping[str, Any] | None) -> Any:
+    """The value that Debezium has for one that the database did not send."""
+    forms: Mapping[str, Any] = {"bytes": UNAVAILABLE, "array": [UNAVAILABLE.decode()]}
+    return UNAVAILABLE.decode() if schema is None else forms.get(schema["type"], UNAVAILABLE.decode())
 
 
 _EMPTY: Mapping[str, Any] = {

@@ -23,7 +23,7 @@ from exactlyonce.pipeline.aggregates import (
     TopN,
 )
 from exactlyonce.pipeline.avro import AvroCodec
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
 from exactlyonce.pipeline.debezium import DebeziumCodec
 from exactlyonce.pipeline.durations import Duration
@@ -43,6 +43,7 @@ from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 from exactlyonce.sinks.kafka.sink import DeadLetters, KafkaSink
 
 __all__ = [
+    "UNCHANGED",
     "Aggregate",
     "AvroCodec",
     "BytesCodec",
@@ -91,6 +92,7 @@ __all__ = [
     "Timers",
     "TopN",
     "Tumbling",
+    "Unchanged",
     "Windowed",
     "WindowedStream",
     "run",
