@@ -26,6 +26,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from exactlyonce import KafkaSink, Pipeline
 from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors.postgres.changes import slots_of
 
 LIMIT_S = 60
 TABLE = "CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL)"
@@ -41,14 +42,11 @@ class Customer(msgspec.Struct):
     name: str
 
 
-def captured() -> PostgresChanges[Customer]:
-    return PostgresChanges("customers", dsn="env:SHOP_DSN", key="id", value=Customer)
-
-
 def make(topic: str) -> Pipeline:
     """The rows of the table to TOPIC-rows, by their keys."""
     pipeline = Pipeline(f"{topic}-capture")
-    pipeline.source("customers", captured()).sink("out", KafkaSink(f"{topic}-rows"))
+    changes = PostgresChanges("customers", dsn="env:SHOP_DSN", key="id", value=Customer)
+    pipeline.source("customers", changes).sink("out", KafkaSink(f"{topic}-rows"))
     return pipeline
 
 
@@ -99,14 +97,15 @@ def main() -> None:
     made = admin.create_topics([compacted])[rows]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - no type
     made.result(LIMIT_S)
     execute(TABLE, ROWS)
-    captured().setup()
+    (slot,) = slots_of(make(given.topic).build())
+    slot.setup()
     try:
         print(f"the first run ends with {run(servers, given.topic, killed_at='coordinator-decided')}")
         execute(*CHANGES)
         print(f"the second run ends with {run(servers, given.topic)}")
         show(servers, rows)
     finally:
-        captured().drop()
+        slot.drop()
         execute("DROP TABLE customers")
 
 

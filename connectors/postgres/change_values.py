@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from psycopg.postgres import types
 
-from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, RowChange, Values
+from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, Values
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.table_rows import TAKEN, TableInServer
 from exactlyonce.connectors.tables import Key, columns_of, field_problems, forms_of
 from exactlyonce.pipeline.changes import Change
-from exactlyonce.pipeline.shape import Field, Form
+from exactlyonce.pipeline.shape import Field, Form, shape_of
 
 _TEXT_FORMS = {Form.STR, Form.ENUM, Form.LITERAL, Form.ANY}
 """The forms that the text of a type without a rule of its own may have."""
 
 
 class Part(NamedTuple):
-    """A change as read, by its key; () of a truncate."""
+    """What was read of a slot, for the members with this *mark*."""
 
-    change: RowChange
+    mark: str
     key: Key
+    """() of a truncate and of a message."""
+    change: Any
+    """A `RowChange` or a `LogicalMessage`."""
 
 
 def columns_in(table: TableInServer) -> Relation:
@@ -79,6 +83,8 @@ class ChangeDecoder:
         self._relation: Relation | None = None
         self._plan: list[tuple[str, int, Callable[[bytes], Any]]] = []
         """Field, place and reader of each value of a row of the relation."""
+        self._make: Callable[..., Any] | None = None
+        """Makes a row of all values as they are read, in their order, if none is None; None: they need conversion."""
 
     def decode(self, part: Part) -> Change[Any]:
         """The record. Raises ValueError if a value does not fit its field, or was not sent."""
@@ -94,6 +100,10 @@ class ChangeDecoder:
         assert values is not None
         if relation is not self._relation:
             self._relation, self._plan = relation, self._planned(relation)
+            self._make = self._maker()
+        if self._make is not None and None not in values and UNCHANGED not in values:
+            present = cast("Sequence[bytes]", values)
+            return self._make(*[read(present[place]) for _, place, read in self._plan])
         row: dict[str, Any] = {}
         for name, place, read in self._plan:
             value = values[place]
@@ -114,6 +124,19 @@ class ChangeDecoder:
             for name, field in self._columns.items()
             if name in places
         ]
+
+    def _maker(self) -> Callable[..., Any] | None:
+        fields = self._columns
+        read = {name: _FORMS.get(read) for name, _, read in self._plan}
+        if any(forms_of(field) != {read.get(name)} for name, field in fields.items()) or any(
+            member.is_constrained for field in fields.values() for member in field.shape.members
+        ):
+            return None
+        shape = shape_of(self._source.value)
+        by_place = shape.is_struct and all(
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in signature(shape.cls).parameters.values()
+        )
+        return shape.cls if by_place else None
 
     def as_json(self, part: Part) -> bytes:
         """The texts of the row's values, by column, for a dead letter."""
@@ -136,11 +159,17 @@ def _timestamp(text: bytes) -> str:
     return text.decode().replace(" ", "T", 1)
 
 
+def _is_true(text: bytes) -> bool:
+    return text == b"t"
+
+
+_FORMS = {int: Form.INT, float: Form.FLOAT, _is_true: Form.BOOL, bytes.decode: Form.STR}
+"""By reader: the form of the values that it gives, where that is one."""
 _READS: Mapping[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("int2", "int4", "int8"), int),
     **dict.fromkeys(("float4", "float8"), float),
     "numeric": bytes.decode,
-    "bool": lambda text: text == b"t",
+    "bool": _is_true,
     **dict.fromkeys(("text", "varchar", "bpchar", "char", "name", "uuid", "date", "time", "timetz"), bytes.decode),
     "timestamp": _timestamp,
     "timestamptz": lambda text: f"{_timestamp(text)}:00",

@@ -1,0 +1,199 @@
+"""Sources of one pipeline share a slot: each table's changes once and in order, wherever the reader ends."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from changing_table import Account, Shop, of_table, rows_of
+from waiting import until
+
+from exactlyonce import KafkaSink, Pipeline, Record
+from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors.postgres import change_split
+from exactlyonce.connectors.postgres.changes import slots_of
+from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt
+from exactlyonce.pipeline.source import EventTime
+
+ACCOUNTS = 200
+COLUMNS = "(id int PRIMARY KEY, owner text, amount int)"
+
+
+def begin(shop: Shop) -> None:
+    """Two tables, and a slot for both."""
+    for table in ("accounts", "savings"):
+        shop.sql(f"CREATE TABLE {table} {COLUMNS}")
+    shop.source = shop.shared(accounts=shop.accounts(), savings=shop.accounts("savings"))
+    shop.source.setup()
+
+
+def rows_in(shop: Shop, table: str) -> dict[int, Account]:
+    return {row[0]: Account(*row) for row in shop.sql(f"SELECT id, owner, amount FROM {table}")}
+
+
+@pytest.mark.exhaustive(but=["0"])
+@pytest.mark.parametrize("seed", range(3))
+def test_transfers_between_two_tables(shop: Shop, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each transaction has both its changes, in the order of the commits, though the reader ends at any place."""
+    luck = random.Random(seed)
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 40)
+    begin(shop)
+    for table in ("accounts", "savings"):
+        shop.sql(f"INSERT INTO {table} SELECT i, 'ann', 100 FROM generate_series(1, {ACCOUNTS}) i")
+    with transfers(shop):
+        read_with_kills(shop, luck, 4 * ACCOUNTS)
+    shop.read_all()
+    count = len(shop.changes)
+    with transfers(shop):
+        read_with_kills(shop, luck, count + 2 * ACCOUNTS)
+    shop.read_all()
+    for table in ("accounts", "savings"):
+        assert rows_of(of_table(shop.changes, table)) == rows_in(shop, table)
+    later = [(routed.record.lsn, routed.record.table) for routed in shop.changes[count:]]
+    commits = sorted({lsn for lsn, _ in later})
+    assert later == [(lsn, table) for lsn in commits for table in ("accounts", "savings")]
+
+
+@contextmanager
+def transfers(shop: Shop) -> Iterator[None]:
+    """Two sessions that move amounts from accounts to savings, and roll some back, until the context ends."""
+    over = threading.Event()
+
+    def transfer(seed: int) -> None:
+        luck = random.Random(seed)
+        with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
+            while not over.is_set():
+                one, other = luck.randrange(1, ACCOUNTS + 1), luck.randrange(1, ACCOUNTS + 1)
+                session.execute("BEGIN")
+                session.execute("UPDATE accounts SET amount = amount - 1 WHERE id = %s", (one,))
+                session.execute("UPDATE savings SET amount = amount + 1 WHERE id = %s", (other,))
+                session.execute(luck.choice(("COMMIT", "COMMIT", "ROLLBACK")))
+
+    writers = [threading.Thread(target=transfer, args=(seed,)) for seed in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for writer in writers:
+            writer.join()
+
+
+def read_with_kills(shop: Shop, luck: random.Random, count: int) -> None:
+    """Poll until there are *count* changes; the reader ends now and then."""
+    while len(shop.changes) < count:
+        if shop.poll(luck.choice((1, 7, 100))) and luck.random() < 0.05:
+            shop.end()
+
+
+def test_a_table_that_is_added_later(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with its pages, though a transaction has written before it was published, and commits after it."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 2)
+    shop.begin()
+    shop.sql(f"CREATE TABLE savings {COLUMNS}")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    before = shop.changes
+    shop.end()
+    shop.sql("INSERT INTO savings SELECT i, 'bob', i FROM generate_series(1, 5) i")
+    both = shop.shared(accounts=shop.accounts(), savings=shop.accounts("savings"))
+    with shop.session() as session:
+        session.execute("UPDATE savings SET amount = 50 WHERE id = 5")
+        (statement,) = both.setup()
+        assert statement == 'ALTER PUBLICATION "exactlyonce_shop" ADD TABLE "public"."savings"'
+        shop.source, shop.changes = both, []
+        assert shop.find() == [], "the leader goes on"
+        shop.sql("INSERT INTO accounts VALUES (2, 'ann', 2)")
+        until(lambda: shop.poll())
+        for _ in range(5):
+            assert not shop.poll(), "a page has been read without the change of a transaction that is open"
+    shop.read_all()
+    assert rows_of([*before, *of_table(shop.changes, "accounts")]) == rows_in(shop, "accounts")
+    assert rows_of(of_table(shop.changes, "savings")) == rows_in(shop, "savings")
+    assert rows_in(shop, "savings")[5].amount == 50
+    shop.end()
+    shop.source, shop.changes = shop.shared(accounts=shop.accounts()), []
+    shop.sql("INSERT INTO savings VALUES (6, 'bob', 6)")
+    assert shop.read_all() == []
+    assert "savings" not in shop.positions[0].cursor
+
+
+def test_a_truncate_of_two_tables(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a change of each, also where a page is due, and the reader ends between the two."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 2)
+    begin(shop)
+    for table in ("accounts", "savings"):
+        shop.sql(f"INSERT INTO {table} SELECT i, 'ann', i FROM generate_series(1, 5) i")
+    until(lambda: not shop.poll(1) and len(shop.changes) >= 3)
+    shop.sql("TRUNCATE accounts, savings")
+    shop.sql("INSERT INTO savings VALUES (7, 'eve', 7)")
+    until(lambda: any(routed.record.op == "truncate" for routed in shop.poll(1)))
+    shop.end()
+    shop.read_all(1)
+    ops = [(routed.record.table, routed.record.op) for routed in shop.changes if routed.record.op != "read"]
+    assert sorted(ops) == [("accounts", "truncate"), ("savings", "truncate")]
+    for table in ("accounts", "savings"):
+        assert rows_of(of_table(shop.changes, table)) == rows_in(shop, table)
+
+
+def test_one_table_as_a_stream_and_as_a_table(shop: Shop) -> None:
+    """It is read once, and given to both."""
+    shop.sql(f"CREATE TABLE accounts {COLUMNS}")
+    pipeline = Pipeline("shop")
+    stream = pipeline.source("stream", shop.accounts(time="timestamp_ms"))
+    table = pipeline.table("table", shop.accounts(time="timestamp_ms"))
+    keyed = stream.key_by(lambda change: int(change.key))
+    keyed.lookup("joined", table).map(str, output=str).sink("out", KafkaSink("out"))
+    (shop.source,) = slots_of(pipeline.build())
+    shop.source.setup()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    (routed,) = shop.read_all()
+    change, record = routed.record
+    assert (routed.outputs, change.after) == (("stream", "table"), Account(1, "ann", 1))
+    assert record == Record(change.after, 1, change.timestamp_ms)
+    assert shop.source.event_time is not None
+    assert shop.source.event_time.function(routed) == change.timestamp_ms
+
+
+def test_one_table_by_two_names(shop: Shop) -> None:
+    shop.sql(f"CREATE TABLE accounts {COLUMNS}")
+    shop.source = shop.shared(one=shop.accounts(), other=shop.accounts("public.accounts"))
+    shop.source.setup()
+    with pytest.raises(ConfigError, match="'one' and 'other' name one table"):
+        shop.find()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        ({"on_error": "skip"}, {}, "on_error= belongs to all that postgres-changes:exactlyonce_shop reads"),
+        ({"time": EventTime("timestamp_ms", disorder="5s")}, {"time": "timestamp_ms"}, "disorder=, idle="),
+        ({"snapshot": "never", "table": "accounts"}, {"table": "accounts"}, "with another snapshot="),
+        ({"time": "timestamp_ms", "table": "accounts"}, {"time": "lsn", "table": "accounts"}, "another time="),
+        ({}, {"dsn": "env:OTHER_DSN"}, "is of another database than at"),
+    ],
+)
+def test_settings_in_which_members_differ(one: dict[str, Any], other: dict[str, Any], reason: str) -> None:
+    def described(table: str, options: dict[str, Any]) -> PostgresChanges[Account]:
+        settings = {"table": table, "dsn": "env:SHOP_DSN", "key": "id", "value": Account, **options}
+        return PostgresChanges(**settings)
+
+    pipeline = Pipeline("shop")
+    pipeline.source("one", described("accounts", one)).sink("one-out", KafkaSink("one"))
+    pipeline.source("other", described("savings", other)).sink("other-out", KafkaSink("other"))
+    with pytest.raises(GraphError, match=reason):
+        pipeline.build()
+
+
+def test_a_table_taken_out_of_the_publication_by_hand(shop: Shop) -> None:
+    begin(shop)
+    shop.read_all()
+    shop.sql("ALTER PUBLICATION exactlyonce_shop DROP TABLE savings")
+    with pytest.raises(Halt, match="Source 'savings' cannot go on: the publication was altered"):
+        shop.find()
