@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_origin
 
 import msgspec
 
@@ -45,3 +45,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     def record(self) -> Record[T | None]:
         """The row by its key, None once it is deleted. Raises ValueError of a truncate."""
         return Record(self.value, self.key, self.timestamp_ms)
+
+
+def holds_changes(type_: Any) -> bool:
+    """Whether *type_* is `Change`, of any row."""
+    return type_ is Change or get_origin(type_) is Change

@@ -25,8 +25,8 @@ from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, To
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic, setting
 from exactlyonce.pipeline.secrets import look_up
-from exactlyonce.sinks.kafka.sink import gives_keys, gives_partitions, gives_times
-from exactlyonce.sinks.writer import WritesToTopic, holds_changes
+from exactlyonce.sinks.kafka.sink import gives_keys, gives_newest_rows, gives_partitions, gives_times
+from exactlyonce.sinks.writer import WritesToTopic
 
 MADE_ANEW = "was deleted and created again"
 TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
@@ -642,7 +642,10 @@ class PipelineTopics:
             node.id for node in self._graph.sinks if node.id in sinks
             if gives_keys(node.sink, self._graph.type_of(node.inputs[0])) and not gives_partitions(node.sink)
         }  # fmt: skip
-        compacted = {id for id in sinks if holds_changes(self._graph.type_of(self._graph.node(id).inputs[0]))}
+        compacted = {
+            node.id for node in self._graph.sinks if node.id in sinks
+            and gives_newest_rows(node.sink, self._graph.type_of(node.inputs[0]))
+        }  # fmt: skip
         self.outputs = OutputTopics(self._topics, sinks, described, self._accepted, by_key, compacted, self._setting)
 
     def _sinks_of_topics(self) -> dict[str, WritesToTopic]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, time
 from typing import Any
 
+from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, shape_of
 from exactlyonce.sinks.sql.fields import CLASSES, RowField, exactly, fields_of, shown
-from exactlyonce.sinks.writer import holds_changes
 
 Conversion = Callable[[Any], Any]
 """Gives the value to write for one that is not None. Raises TypeError or ValueError for a value that does not fit."""

@@ -23,7 +23,9 @@ from exactlyonce.pipeline.aggregates import (
     TopN,
 )
 from exactlyonce.pipeline.avro import AvroCodec
+from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
+from exactlyonce.pipeline.debezium import DebeziumCodec
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Enriched
 from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
@@ -44,12 +46,14 @@ __all__ = [
     "Aggregate",
     "AvroCodec",
     "BytesCodec",
+    "Change",
     "CoHandler",
     "Codec",
     "Context",
     "Count",
     "CountDistinct",
     "DeadLetters",
+    "DebeziumCodec",
     "Duration",
     "Emit",
     "Enriched",
