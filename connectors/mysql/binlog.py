@@ -239,7 +239,8 @@ class BinlogStream:
             if packet[0] == 0:
                 yield packet[1:]
             elif packet[0] == 0xFF:
-                raise self._refused(*struct.unpack_from("<H", packet, 1), packet[9:].decode(errors="replace"))
+                number = int.from_bytes(packet[1:3], "little")
+                raise self._refused(number, packet[9:].decode(errors="replace"))
             else:
                 raise self._lost("the server has ended it")
 

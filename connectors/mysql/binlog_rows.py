@@ -300,7 +300,7 @@ def _decimal(precision: int, scale: int) -> Reads:
 
 def _micros(data: bytes) -> int:
     """Microseconds: hundredths, ten-thousandths or millionths, by the count of bytes."""
-    return int.from_bytes(data, "big") * 100 ** (3 - len(data))
+    return int(int.from_bytes(data, "big") * 100 ** (3 - len(data)))
 
 
 def _date(data: bytes) -> date | str:

@@ -14,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import PurePath
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.changes import Part, places_of
 from exactlyonce.connectors.mysql.binlog import (
     Begin,
     BinlogStream,
@@ -28,7 +28,6 @@ from exactlyonce.connectors.mysql.binlog import (
     Gtids,
     Message,
     Place,
-    Relation,
     RowChange,
     Statement,
     Table,
@@ -40,14 +39,16 @@ from exactlyonce.connectors.mysql.binlog import (
     read_gtids,
     shown_gtids,
 )
-from exactlyonce.connectors.mysql.binlog_rows import CODECS, Column
-from exactlyonce.connectors.mysql.change_values import Part, key_texts, places_of, relation_problems
+from exactlyonce.connectors.mysql.binlog_rows import CODECS, Column, Relation
+from exactlyonce.connectors.mysql.change_values import key_texts, relation_problems
 from exactlyonce.connectors.mysql.changes import MySQLBinlog, MySQLChanges
 from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, KeyColumn, MySQLTableRows, found_table
-from exactlyonce.connectors.splits import OpenSplit
+from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.connectors.tables import Key, columns_of
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.sizes import shown_bytes
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -56,6 +57,8 @@ JUDGED_MAX = 1_000
 """The changes that are fetched at once while there are pages, for most of which there may be no use."""
 HELD_MAX = 50_000
 """The changes of a transaction that are held until its end is there."""
+SHORT_S = 24 * 3600
+"""The age that binlogs should reach before the server removes them."""
 COMPARED_MAX = 500
 """The keys that one statement compares."""
 
@@ -94,7 +97,7 @@ class CapturedTable:
 
     id: str
     """Of its first member, for errors."""
-    source: MySQLChanges[Any]
+    members: Mapping[str, MySQLChanges[Any]]
     name: Table
     cursor: TableCursor
     key: tuple[KeyColumn, ...] = ()
@@ -103,6 +106,10 @@ class CapturedTable:
     places: tuple[int, ...] = ()
     """Of the key's columns in a row of the stream."""
     relation: Relation = field(default=Relation(("", ""), ()))
+
+    def __post_init__(self) -> None:
+        self.source = self.members[self.id]
+        """Any member: they have one table and one key."""
 
 
 class Page(NamedTuple):
@@ -133,14 +140,8 @@ class BinlogFinder:
         binlog, id = self._binlog, self._id
         if known:
             return []
-        with closing(MySQLSession(binlog.address, ANSWER_S)) as session:
-            require_server(session, binlog, id)
-            ((gtids,),) = session.ask("SELECT @@gtid_binlog_pos")
-            cursor = Cursor(gtids)
-            cursor.tables = {table.source.table: table.cursor for table in captured(session, binlog, cursor)}
-            identity = msgspec.json.encode(Identity(session.address.database)).decode()
-        with closing(BinlogStream(id, binlog.address, binlog.server_id, read_gtids(gtids), ())) as stream:
-            stream.require_begun()
+        cursor = require_capturable(binlog)
+        identity = msgspec.json.encode(Identity(binlog.address().database)).decode()
         return [SourceOffset(id, binlog.place, identity, 0, 0, cursor=msgspec.json.encode(cursor).decode())]
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class OpenBinlog(OpenSplit):
 
     def __init__(self, binlog: MySQLBinlog, position: SourceOffset) -> None:
         self._binlog, self._id = binlog, position.source
-        self.name = f"the changes of {binlog.shown}"
+        self.name = f"the changes of {binlog.contents}"
         cursor = msgspec.json.decode(position.cursor, type=Cursor)
         self._gtids = read_gtids(cursor.gtids)
         """The last transaction, by domain, that was wholly returned."""
@@ -198,15 +199,18 @@ class OpenBinlog(OpenSplit):
 
     def _require_same_log(self) -> None:
         """Raise Halt if the server has begun its log anew: it may have come to the same numbers since then."""
-        ((server, name),) = self._session.ask("SELECT @@server_uid, @@log_bin_basename")
+        ((server,),) = self._session.ask("SELECT @@server_uid")
         if self._place is None or server != self._server:
             return
         file, end = self._place
-        ((newest, *_),) = self._session.ask("SHOW MASTER STATUS")
-        base = PurePath(name).name
-        ((text,),) = self._session.ask("SELECT BINLOG_GTID_POS(%s, %s)", f"{base}.{file:06}", end)
-        then = self._gtids if text is None else read_gtids(text)  # the file may be gone by age
-        if file > number_of_file(newest) or any(self._gtids.get(domain) != last for domain, last in then.items()):
+        files = {number_of_file(file): file for file, *_ in self._session.ask("SHOW BINARY LOGS")}
+        if file in files:
+            ((text,),) = self._session.ask("SELECT BINLOG_GTID_POS(%s, %s)", files[file], end)
+            then = None if text is None else read_gtids(text)
+            is_same = then is not None and all(self._gtids.get(domain) == last for domain, last in then.items())
+        else:
+            is_same = file < max(files)  # gone by age
+        if not is_same:
             raise lost(
                 self._id,
                 f"cannot go on after GTID {shown_gtids(self._gtids)}: the server has begun its binlog anew, by RESET "
@@ -329,21 +333,18 @@ class OpenBinlog(OpenSplit):
                     table.skip -= 1
                 else:
                     change = RowChange("truncate", None, None, table.relation, statement.begin)
-                    yield Part(table.source.mark, change, ())
+                    yield Part(table.source.mark, (), change)
             elif effect:
                 raise lost(table.id, f"cannot go on at {statement.begin.gtid}, where {effect}: changes may be missing")
 
     def _look_at(self, relation: Relation) -> None:
         """Raise Halt if the table's columns are not those of the record's type any more."""
         table = self._tables[relation.table]
-        if wrong := list(relation_problems(table.source, relation)):
-            raise Halt(
-                f"Source {table.id!r} cannot read the next changes of {table.source.table}, whose columns were "
-                f"changed: {'; '.join(wrong)}. A column that is renamed, dropped or new to the record's type is not "
-                f"guessed: run the program that fits these changes until all of them are read, then the next one.",
-                operator=table.id,
-            )
-        table.relation, table.places = relation, places_of(table.source.key_columns, relation)
+        for id, source in table.members.items():
+            if wrong := list(relation_problems(source, relation)):
+                raise source.columns_changed(id, wrong)
+        table.relation = relation
+        table.places = places_of(table.source.key_columns, [column.name for column in relation.columns])
 
     def _taken(self, records_max: int) -> list[Part]:
         """What is fetched, up to *records_max* changes that are to be given."""
@@ -442,9 +443,9 @@ class OpenBinlog(OpenSplit):
             session.ask("ROLLBACK")
         relation = Relation(table.name, tuple(Column(name, types[name], "", 0, 0, False) for name in rows.names))
         begin = Begin("", max((last.number for last in self._gtids.values()), default=0), rows.time_ms)
-        places = places_of(table.source.key_columns, relation)
+        places = places_of(table.source.key_columns, rows.names)
         read = deque(
-            Part(table.source.mark, RowChange("read", None, values, relation, begin), key_texts(values, places))
+            Part(table.source.mark, key_texts(values, places), RowChange("read", None, values, relation, begin))
             for _, values in cells
         )
         return Page(table, read, place, gtids, len(cells) < PAGE_ROWS)
@@ -503,10 +504,10 @@ def _keyed(table: CapturedTable, change: RowChange) -> Iterator[Part]:
     old = None if change.old is None else key_texts(change.old, places)
     new = None if change.new is None else key_texts(change.new, places)
     if old is None or new is None or old == new:
-        yield Part(mark, change, new or old or ())
+        yield Part(mark, new or old or (), change)
         return
-    yield Part(mark, change._replace(op="delete", new=None), old)
-    yield Part(mark, change._replace(op="insert", old=None), new)
+    yield Part(mark, old, change._replace(op="delete", new=None))
+    yield Part(mark, new, change._replace(op="insert", old=None))
 
 
 # --- what is required -------------------------------------------------------------------------------------------------
@@ -515,11 +516,67 @@ def _keyed(table: CapturedTable, change: RowChange) -> Iterator[Part]:
 def require_server(session: MySQLSession, binlog: MySQLBinlog, id: str) -> None:
     """Raise ConfigError unless the binlog of the server tells all changes."""
     if wrong := list(_server_problems(session)):
-        raise ConfigError(f"Source {id!r} cannot capture the changes of {binlog.shown}: {'; '.join(wrong)}.")
+        raise ConfigError(f"Source {id!r} cannot capture the changes of {binlog.contents}: {'; '.join(wrong)}.")
+
+
+def require_capturable(binlog: MySQLBinlog) -> Cursor:
+    """The position at the end of the binlog. Raises ConfigError or StoreError unless its changes can be captured."""
+    with closing(MySQLSession(binlog.address, ANSWER_S)) as session:
+        require_server(session, binlog, binlog.id)
+        ((gtids,),) = session.ask("SELECT @@gtid_binlog_pos")
+        cursor = Cursor(gtids)
+        cursor.tables = {table.source.table: table.cursor for table in captured(session, binlog, cursor)}
+    require_position(binlog, binlog.id, gtids)
+    return cursor
+
+
+def require_position(binlog: MySQLBinlog, id: str, gtids: str) -> None:
+    """Raise StoreError where the user may not read the binlog, Halt where it does not go on after *gtids*. A reader
+    that is at work goes on."""
+    another = replace(binlog, name=f"{binlog.name}, looked at")
+    with closing(BinlogStream(id, binlog.address, another.server_id, read_gtids(gtids), ())) as stream:
+        stream.require_begun()
+
+
+def examine(binlog: MySQLBinlog, id: str, positions: Sequence[SourceOffset]) -> tuple[str, list[SourceFinding]]:
+    """See `SplitSource.examine`."""
+    findings, cursor = list[SourceFinding](), Cursor("")
+    if positions:
+        cursor = msgspec.json.decode(positions[0].cursor, type=Cursor)
+    with closing(MySQLSession(binlog.address, ANSWER_S)) as session:
+        problems = list(_server_problems(session))
+        for problem in problems:
+            what, _, do = problem.partition(": ")
+            findings.append(
+                SourceFinding(f"The changes of {binlog.contents} cannot be captured: {what}", do or "as it says")
+            )
+        if problems:
+            return f"binlog for reader {binlog.name}: not readable", findings
+        try:
+            captured(session, binlog, cursor)
+            require_position(binlog, id, cursor.gtids or session.ask("SELECT @@gtid_binlog_pos")[0][0])
+        except (ConfigError, Halt) as error:
+            what, _, choices = str(error).partition("\n")
+            findings.append(SourceFinding(what.rstrip("."), choices.strip().removeprefix("Choices: ") or "as it says"))
+        sizes = [int(size) for _, size, *_ in session.ask("SHOW BINARY LOGS")]
+        ((expire_s,),) = session.ask("SELECT @@binlog_expire_logs_seconds")
+    age = f"removed after {shown_duration(int(expire_s * 1000))}" if expire_s else "never removed by age"
+    if 0 < expire_s < SHORT_S:
+        findings.append(
+            SourceFinding(
+                f"The server removes its binlogs after {shown_duration(int(expire_s * 1000))}: a pipeline that stands "
+                f"still for longer halts",
+                "SET GLOBAL binlog_expire_logs_seconds = 604800, and in the configuration",
+                is_note=True,
+            )
+        )
+    return f"binlog for reader {binlog.name}: {shown_bytes(sum(sizes))} kept, {age}", findings
 
 
 def _server_problems(session: MySQLSession) -> Iterator[str]:
-    variables = dict(session.ask("SHOW GLOBAL VARIABLES WHERE Variable_name IN (%s, %s, %s, %s, %s, %s)", *_VARIABLES))
+    variables: dict[str, str] = dict(
+        session.ask("SHOW GLOBAL VARIABLES WHERE Variable_name IN (%s, %s, %s, %s, %s, %s)", *_VARIABLES)
+    )
     if not session.is_mariadb:
         yield "the server is MySQL, and it was shown for MariaDB alone, 10.5 or newer: MySQL has other GTIDs"
         return
@@ -554,7 +611,7 @@ def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {reasons}.")
         ((name,),) = session.ask(f"SELECT table_name FROM information_schema.tables {_OF_TABLE}", source.table)
         known = cursor.tables.get(source.table) or TableCursor(Pages() if source.snapshot == "pages" else None)
-        tables.append(CapturedTable(id, source, (session.address.database, name), known, key))
+        tables.append(CapturedTable(id, members, (session.address.database, name), known, key))
     return tables
 
 

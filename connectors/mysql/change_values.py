@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from exactlyonce.connectors.mysql.binlog import RowChange
+from exactlyonce.connectors.changes import Part
 from exactlyonce.connectors.mysql.binlog_rows import CODECS, Relation, Values
 from exactlyonce.connectors.mysql.changes import MySQLChanges
 from exactlyonce.connectors.mysql.table_rows import TAKEN, conversion_of
 from exactlyonce.connectors.tables import Key, columns_of, field_problems
 from exactlyonce.pipeline.changes import Change
-
-
-class Part(NamedTuple):
-    """A change as read, by its key; () of a truncate."""
-
-    mark: str
-    change: RowChange
-    key: Key
-
-
-def places_of(key: tuple[str, ...], relation: Relation) -> tuple[int, ...]:
-    """The places of the key's columns in a row."""
-    order = [column.name for column in relation.columns]
-    return tuple(map(order.index, key))
 
 
 def key_texts(values: Values, places: tuple[int, ...]) -> Key:

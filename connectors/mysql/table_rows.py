@@ -21,6 +21,7 @@ from exactlyonce.connectors.tables import (
     NUMBERS,
     PAGE_ROWS,
     Key,
+    KeyedRows,
     Row,
     TableSplit,
     columns_of,
@@ -77,9 +78,7 @@ def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTab
         raise
 
 
-def found_table(
-    session: MySQLSession, source: MySQLTableSource[Any], id: str
-) -> tuple[tuple[KeyColumn, ...], dict[str, str]]:
+def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> tuple[tuple[KeyColumn, ...], dict[str, str]]:
     """The key, and the types of all columns without their lengths: ConfigError if it cannot be read by this key."""
     of_table = "WHERE table_schema = DATABASE() AND table_name = %s"
     found = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", source.table)
@@ -170,7 +169,7 @@ class MySQLTableRows:
     """See `TableRows`."""
 
     def __init__(
-        self, session: MySQLSession, source: MySQLTableSource[Any], key: tuple[KeyColumn, ...], types: Mapping[str, str]
+        self, session: MySQLSession, source: KeyedRows[Any], key: tuple[KeyColumn, ...], types: Mapping[str, str]
     ) -> None:
         """*types*: by column."""
         self._session, self._key, self._table = session, key, quoted(source.table).replace("%", "%%")
