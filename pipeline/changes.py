@@ -9,6 +9,11 @@ import msgspec
 from exactlyonce.pipeline.records import Record
 
 T = TypeVar("T")
+Unchanged: TypeAlias = msgspec.UnsetType
+"""The type of `UNCHANGED`, for a field of a row: ``text: str | Unchanged = UNCHANGED``."""
+UNCHANGED = msgspec.UNSET
+"""In place of a large value that an update has left as it was, and that the database has not sent. JSON lacks such a
+field; a sink with columns does not take its type."""
 Op: TypeAlias = Literal["read", "insert", "update", "delete", "truncate"]
 
 

@@ -87,6 +87,8 @@ class OpenSlot(OpenSplit):
         self._log = SlotLog(self._session, slot.name)
         self._tables: dict[int, CapturedTable] = {}
         """By oid."""
+        self._marks = slot.prefixes
+        """Of messages, by prefix."""
         self._stream: ChangeStream | None = None
         self._page: deque[Part] = deque()
         """The rows of the newest page that were not returned yet."""
@@ -140,7 +142,7 @@ class OpenSlot(OpenSplit):
             )
         if there.holder is not None:
             self._free(there, take_over=take_over)
-        stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()})
+        stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
         self._skip, self._end = cursor.index, None
         self._ready.clear()
 
@@ -221,8 +223,8 @@ class OpenSlot(OpenSplit):
                     parts = []
                 case Truncate(changes):
                     parts = [Part(self._table_of(change).mark, (), change) for change in changes]
-                case LogicalMessage():
-                    parts = []
+                case LogicalMessage(prefix):
+                    parts = [Part(self._marks[prefix], (), message)]
             skipped = min(self._skip, len(parts))
             self._skip -= skipped
             count += len(parts) - skipped
@@ -281,6 +283,8 @@ class OpenSlot(OpenSplit):
             if wrong := list(relation_problems(source, relation)):
                 raise source.columns_changed(id, wrong)
         table.places = places_of(table.source.key_columns, [column.name for column in relation.columns])
+        if table.cursor.pages is not None:
+            table.there = self._found(table)  # the type of its key may be wider by now
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
@@ -360,6 +364,13 @@ class OpenSlot(OpenSplit):
             pages.after = pages.through = None
             pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
+    def _found(self, table: CapturedTable) -> TableInServer:
+        """The table as it is in the server now. Raises Halt if it was made anew."""
+        there = found_table(self._session, table.source, table.id)
+        if there.oid != table.there.oid:
+            raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
+        return there
+
     def _read_page(self, table: CapturedTable, pages: Pages) -> bool:
         """Read the next page; False where a transaction that it has to see is not visible yet."""
         session, now_s = self._session, time.monotonic()
@@ -369,10 +380,7 @@ class OpenSlot(OpenSplit):
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=table.there.name)
         try:
-            there = found_table(session, table.source, table.id)  # its columns may be others by now
-            if there.oid != table.there.oid:
-                raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
-            table.there = there
+            table.there = there = self._found(table)  # its columns may be others by now
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
             )

@@ -8,7 +8,9 @@ from inspect import signature
 from typing import Any, cast
 
 import msgspec
+from psycopg.adapt import Transformer
 from psycopg.postgres import types
+from psycopg.pq import Format
 
 from exactlyonce.connectors.changes import Part
 from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, Values
@@ -28,8 +30,8 @@ def columns_in(table: TableInServer) -> Relation:
 
 
 def _oid(base: str) -> int:
-    known = types.get(base)
-    return 0 if known is None else known.oid
+    known = types.get(base.removeprefix("_"))
+    return 0 if known is None else known.array_oid if base.startswith("_") else known.oid
 
 
 def key_texts(values: Values, places: tuple[int, ...], old: Values | None = None) -> Key:
@@ -51,13 +53,17 @@ def relation_problems(source: PostgresChanges[Any], relation: Relation) -> Itera
         if name not in bases:
             if not field.required:
                 yield f"it has no column {name!r}, which the record's type has"
-        elif bases[name] not in _READS and not (forms := forms_of(field)) & _TEXT_FORMS and forms:
-            yield f"its column {name!r} is of a type that only a field of str takes"
+        elif bases[name] not in _READS and (forms := forms_of(field)) and not forms & _TEXT_FORMS:
+            if bases[name] not in _ARRAYS:
+                yield f"its column {name!r} is of a type that only a field of str takes"
+            elif Form.LIST not in forms:
+                yield f"its column {name!r} is an array, which only a field of list or str takes"
 
 
 def _base(oid: int) -> str:
+    """The name of a type in the catalogue, "_int4" of an array; empty of one that psycopg does not know."""
     known = types.get(oid)  # of an array's oid: the type of its elements
-    return "" if known is None or known.oid != oid else known.name
+    return "" if known is None else known.name if known.oid == oid else f"_{known.name}"
 
 
 class ChangeDecoder:
@@ -95,9 +101,12 @@ class ChangeDecoder:
             if value is UNCHANGED:
                 value = UNCHANGED if old is None else old[place]
                 if value is UNCHANGED or not relation.columns[place].is_key:
+                    if self._columns[name].may_be_unchanged:
+                        continue
                     raise ValueError(
                         f"column {name!r} has a large value that the update left as it was, and the server does not "
-                        f"send it: ALTER TABLE {self._source.table} REPLICA IDENTITY FULL, and read the table anew"
+                        f"send it: ALTER TABLE {self._source.table} REPLICA IDENTITY FULL, and read the table anew; or "
+                        f"give the field UNCHANGED as its default"
                     )
             row[name] = None if value is None else read(value)
         return msgspec.convert(row, self._source.value, str_keys=True)
@@ -127,8 +136,9 @@ class ChangeDecoder:
         """The texts of the row's values, by column, for a dead letter."""
         values = part.change.new or part.change.old or ()
         row = {
-            column.name: None if value is None or value is UNCHANGED else value.decode()
+            column.name: None if value is None else value.decode()
             for column, value in zip(part.change.relation.columns, values, strict=False)
+            if value is not UNCHANGED
         }
         return msgspec.json.encode({"op": part.change.op, "row": row})
 
@@ -137,6 +147,8 @@ def _reader(base: str, field: Field) -> Callable[[bytes], Any]:
     if base == "numeric":
         forms = forms_of(field)
         return bytes.decode if Form.DECIMAL in forms else float if Form.FLOAT in forms else int
+    if base in _ARRAYS and Form.LIST in forms_of(field):
+        return Transformer().get_loader(_oid(base), Format.TEXT).load
     return _READS.get(base, bytes.decode)
 
 
@@ -163,3 +175,7 @@ _READS: Mapping[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsonb"), msgspec.json.decode),
 }
 """By type of a column: what reads a text. Bytes are in base64, times as in JSON."""
+_ARRAYS = frozenset(
+    f"_{base}" for base in ("int2", "int4", "int8", "float4", "float8", "bool", "text", "varchar", "bpchar", "uuid")
+)
+"""Arrays that psycopg reads, for fields of lists."""

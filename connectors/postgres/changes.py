@@ -6,17 +6,23 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges, logs_of
 from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
+from exactlyonce.connectors.registry import check_reading, opened
+from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import SplitFinder
-from exactlyonce.connectors.splits import OpenSplit, SourceFinding
+from exactlyonce.connectors.splits import OpenSplit, SourceFinding, SplitDecoder
 from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+V = TypeVar("V")
 _SLOT = re.compile("[a-z0-9_]{1,63}")
 _SLOT_LENGTH_MAX = 63
 
@@ -88,6 +95,85 @@ class PostgresChanges(PostgresTable, TableChanges[T], SlotSource[Change[T]]):
         return decoder.decode, decoder.as_json
 
 
+@dataclass(frozen=True, eq=False)
+class PostgresMessages(SlotSource[T]):
+    """Reads messages that transactions write into the log, an outbox without a table: ``PostgresMessages("orders",
+    dsn="env:SHOP_DSN", value=OrderPlaced)`` gives `OrderPlaced` of each ``SELECT pg_logical_emit_message(true,
+    'orders', '{"id": 1}')`` once its transaction is committed.
+
+    `PostgresMessages.records` gives each as `Record`, at its commit's time. It reads the slot of `PostgresChanges`.
+
+    - *prefix*: the second argument of pg_logical_emit_message; "exactlyonce" is taken.
+    - *value*: a type (`bytes` as they are, `str` in UTF-8, all else JSON) or a codec, as of `KafkaSource`.
+    - *dsn*, *slot*, *on_error*, *time*: as those of `PostgresChanges`; *time* names a field of *value*.
+    """
+
+    prefix: str
+    _: KW_ONLY
+    dsn: str = field(repr=False)
+    value: TypeForm[T] | Codec[T]
+    slot: str = ""
+    on_error: OnError = "fail"
+    time: TimeOf[Any] | None = None
+    metadata: bool = field(default=False, init=False, repr=False)
+
+    @classmethod
+    def records(
+        cls, prefix: str, *, dsn: str, value: TypeForm[V] | Codec[V], slot: str = "", on_error: OnError = "fail",
+        time: TimeOf[Record[V]] | None = None,
+    ) -> PostgresMessages[Record[V]]:  # fmt: skip
+        """Likewise as `Record`, which a function for *time* takes; its key is None."""
+        source: Any = cls(prefix, dsn=dsn, value=value, slot=slot, on_error=on_error, time=time)  # type: ignore[arg-type]  # another T
+        object.__setattr__(source, "metadata", True)
+        return source  # type: ignore[no-any-return]  # as above
+
+    @property
+    def timed_type(self) -> Any:
+        return self.value.type if isinstance(self.value, Codec) else self.value
+
+    @property
+    def type(self) -> Any:
+        return Record[self.timed_type] if self.metadata else self.timed_type  # type: ignore[name-defined]  # at run time
+
+    @property
+    def stamp(self) -> Callable[[Any], Any] | None:
+        return attrgetter("timestamp_ms") if self.metadata else None
+
+    @property
+    def mark(self) -> str:
+        return f"messages {self.prefix}"
+
+    @property
+    def place(self) -> str:
+        return f"postgres-messages:{self.prefix}"
+
+    def decoder(self) -> SplitDecoder:
+        codec, name = codec_for(self.value), type_name(self.timed_type)
+        decode = opened(codec, self.prefix, "value").decode
+
+        def decode_record(part: Any) -> Any:
+            return Record(decode(part.change.content), None, part.change.begin.timestamp_ms)
+
+        return SplitDecoder(
+            decode_record if self.metadata else lambda part: decode(part.change.content),
+            lambda part: bytes(part.change.content),
+            lambda part, error: f"the message is not {name} in {codec.name}: {error}",
+        )
+
+    def check_services(self) -> None:
+        check_reading(codec_for(self.value))
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if not isinstance(self.prefix, str) or self.prefix in ("", "exactlyonce"):
+            yield f"prefix={self.prefix!r} must be a text, as 'orders' of pg_logical_emit_message(true, 'orders', '')"
+        yield from registry_problems(codec_for(self.value))
+
+    def describe(self) -> dict[str, Any]:
+        codec = codec_for(self.value).describe()
+        return {"source": "postgres-messages", "place": self.place, "value": codec, **self.describe_time()}
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PostgresSlot(ChangeLog):
     """A logical replication slot, and the publication of the same name: one split, for all sources of a pipeline that
@@ -103,6 +189,12 @@ class PostgresSlot(ChangeLog):
     @property
     def shown(self) -> str:
         return f"slot and publication {self.name}"
+
+    @property
+    def prefixes(self) -> dict[str, str]:
+        """The marks of messages that are read, by their prefix."""
+        messages = (member for member in self.members.values() if isinstance(member, PostgresMessages))
+        return {member.prefix: member.mark for member in messages}
 
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():

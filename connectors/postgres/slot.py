@@ -16,6 +16,7 @@ from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.change_stream import Begin, System, read_lsn, system_of
+from exactlyonce.connectors.postgres.change_values import columns_in, relation_problems
 from exactlyonce.connectors.postgres.changes import PostgresChanges, PostgresSlot
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table
@@ -206,7 +207,7 @@ def _require_capturable(
     wrong = [*server_problems(session), *publication_problems(session, slot)]
     if table is not None:
         for source in members.values():
-            wrong += table_problems(session, source, table)
+            wrong += [*table_problems(session, source, table), *relation_problems(source, columns_in(table))]
     if wrong:
         what = next((source.table for source in members.values()), slot.contents)
         reasons = "; ".join(dict.fromkeys(wrong))

@@ -182,6 +182,11 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
         raise UnsupportedType(
             f"{name} has no fields to be columns: use a msgspec Struct, a dataclass, a NamedTuple or a TypedDict"
         )
+    if unchanged := [field.name for field in shape.fields if field.may_be_unchanged]:
+        raise UnsupportedType(
+            f"{unchanged[0]!r} of {name} may be UNCHANGED, which no column can be: give rows without, filled by a "
+            f"stateful_map that keeps the newest value by key"
+        )
     return tuple(_row_field(field, absent=shape.is_mapping and not field.required) for field in shape.fields)
 
 

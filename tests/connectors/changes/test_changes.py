@@ -18,9 +18,14 @@ import pytest
 from changing_table import Account, Shop, rows_of
 from waiting import until
 
+from exactlyonce import KafkaSink, Pipeline
 from exactlyonce.connectors import splits
 from exactlyonce.connectors.postgres import change_split, change_stream
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.sinks import PostgresSink
+from exactlyonce.state.state_type import StateType
 
 ACCOUNTS = 1_000
 
@@ -303,6 +308,81 @@ def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
     shop.sql("UPDATE accounts SET amount = 3")
     with pytest.raises(ValueError, match=r"column 'owner' has a large value .* REPLICA IDENTITY FULL"):
         shop.read_all()
+
+
+class Note(msgspec.Struct):
+    id: int
+    owner: str | Unchanged | None = UNCHANGED
+    amount: int = 0
+
+
+def fill(last: Note | None, change: Change[Note]) -> tuple[Note | None, Change[Note]]:
+    """The recipe of docs/sources/changes.md."""
+    row = change.after
+    if row is not None and row.owner is UNCHANGED and last is not None:
+        row = msgspec.structs.replace(row, owner=last.owner)
+    return row, msgspec.structs.replace(change, after=row)
+
+
+def test_an_unchanged_value_is_filled_from_state(shop: Shop) -> None:
+    """A field that admits UNCHANGED gets it, and None stays None; frames and states keep both."""
+    pipeline = Pipeline("notes")
+    source = shop.accounts(value=Note)
+    keyed = pipeline.source("accounts", source).key_by(lambda change: change.key)
+    keyed.stateful_map("filled", fill).sink("out", KafkaSink("out"))
+    graph = pipeline.build()
+    table = PostgresSink[Note]("notes", dsn="env:SHOP_DSN", mode="append")
+    assert "'owner' of Note may be UNCHANGED" in " ".join(table.problems(Note))
+    shop.begin(value=Note, snapshot="never")
+    large = "".join(random.Random(1).choices("abcdefghij", k=20_000))
+    shop.sql("ALTER TABLE accounts ALTER owner SET STORAGE EXTERNAL")
+    shop.sql("INSERT INTO accounts VALUES (1, %s, 1)", large)
+    shop.sql("UPDATE accounts SET amount = 2")
+    shop.sql("UPDATE accounts SET owner = NULL")
+    changes = shop.read_all()
+    assert [change.after.owner for change in changes] == [large, UNCHANGED, None]
+    codec, state = BatchCodec(Change[Note]), StateType[Note]("filled", graph.node("filled").kept)
+    letter = msgspec.json.decode(shop.source.decoder().letter(shop.records[1]).value or b"")
+    assert letter == {"op": "update", "row": {"id": "1", "amount": "2"}}
+    assert codec.decode(codec.encode(Batch(changes, [Coordinates("t", 0, 0)] * 3, [b"k"] * 3))).records == changes
+    last, filled = None, []
+    for change in changes:
+        last, change = fill(last, change)
+        filled.append(change.after)
+        last = None if last is None else state.unpack(state.pack([last])[0])
+    assert filled == [Note(1, large, 1), Note(1, large, 2), Note(1, None, 2)]
+
+
+class Lists(msgspec.Struct):
+    id: int
+    owner: list[str | None]
+    amount: list[int] | None
+    numbers: list[UUID] = []
+
+
+def test_arrays(shop: Shop) -> None:
+    """A page and the stream give the same lists; one of two dimensions is no list of the field's type."""
+    shop.begin("id int PRIMARY KEY, owner text[], amount int[], numbers uuid[]", value=Lists)
+    insert = """INSERT INTO accounts VALUES (%s, '{a,"b,\\"c",NULL,"",é}', %s, ARRAY[gen_random_uuid()])"""
+    shop.sql(insert, 1, [1, 2])
+    (read,) = shop.read_all()
+    shop.sql("UPDATE accounts SET id = 2")
+    shop.sql(insert, 3, None)
+    _, moved, inserted = shop.read_all()
+    assert read.after == msgspec.structs.replace(moved.after, id=1)
+    assert (read.after.owner, read.after.amount) == (["a", 'b,"c', None, "", "é"], [1, 2])
+    assert inserted.after.amount is None
+    shop.sql("UPDATE accounts SET amount = '{{1,2},{3,4}}' WHERE id = 3")
+    with pytest.raises(msgspec.ValidationError, match="amount"):
+        shop.read_all()
+
+
+@pytest.mark.parametrize(
+    ("type", "reason"), [("int4range", "only a field of str takes"), ("numeric[]", "only a field of str takes")]
+)
+def test_a_list_of_a_type_without_a_rule(shop: Shop, type: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        shop.begin(f"id int PRIMARY KEY, owner {type}, amount int[]", value=Lists)
 
 
 class Word(msgspec.Struct):

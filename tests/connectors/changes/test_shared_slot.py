@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from changing_table import Account, Shop, of_table, rows_of
 from waiting import until
 
 from exactlyonce import KafkaSink, Pipeline, Record
-from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors import PostgresChanges, PostgresMessages
 from exactlyonce.connectors.postgres import change_split
 from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt
-from exactlyonce.pipeline.source import EventTime
+from exactlyonce.pipeline.source import EventTime, Routed
 
 ACCOUNTS = 200
 COLUMNS = "(id int PRIMARY KEY, owner text, amount int)"
@@ -197,3 +198,79 @@ def test_a_table_taken_out_of_the_publication_by_hand(shop: Shop) -> None:
     shop.sql("ALTER PUBLICATION exactlyonce_shop DROP TABLE savings")
     with pytest.raises(Halt, match="Source 'savings' cannot go on: the publication was altered"):
         shop.find()
+
+
+class Placed(msgspec.Struct):
+    id: int
+
+
+def emit(session: Any, prefix: str, content: str, transactional: bool = True) -> None:
+    session.execute("SELECT pg_logical_emit_message(%s, %s, %s)", (transactional, prefix, content))
+
+
+def test_an_outbox_beside_a_table(shop: Shop) -> None:
+    """Messages of committed transactions, each once and in order with the changes, wherever the reader ends."""
+    shop.sql(f"CREATE TABLE accounts {COLUMNS}")
+    shop.source = shop.shared(
+        orders=PostgresMessages("orders", dsn="env:SHOP_DSN", value=Placed),
+        notes=PostgresMessages.records("notes", dsn="env:SHOP_DSN", value=str),
+        accounts=shop.accounts(),
+    )
+    shop.source.setup()
+    shop.read_all()
+    with shop.session() as session:
+        for number in range(20):
+            emit(session, "orders", f'{{"id": {number}}}')
+            session.execute("INSERT INTO accounts VALUES (%s, 'ann', 0)", (number,))
+            emit(session, "notes", f"n{number}")
+        emit(session, "others", "not read")
+        emit(session, "orders", "not of a transaction", transactional=False)
+        session.commit()
+        emit(session, "orders", '{"id": 99}')
+        session.rollback()
+    for _ in range(6):
+        until(lambda: shop.poll(7))
+        shop.end()
+    shop.read_all(7)
+    commit = shop.changes[1].record.timestamp_ms
+    expected = [
+        [("orders", Placed(number)), ("accounts", number), ("notes", Record(f"n{number}", None, commit))]
+        for number in range(20)
+    ]
+    found = [(ids[0], record.key if ids == ("accounts",) else record) for ids, record in shop.changes]
+    assert found == [record for records in expected for record in records]
+
+
+def test_an_outbox_alone(shop: Shop) -> None:
+    """Its publication has no table. A message that does not decode is an error of its own."""
+    shop.source = shop.shared(orders=PostgresMessages("orders", dsn="env:SHOP_DSN", value=Placed))
+    assert shop.source.setup()[0] == 'CREATE PUBLICATION "exactlyonce_shop"'
+    with shop.session() as session:
+        emit(session, "orders", '{"id": 1}')
+    assert shop.read_all() == [Placed(1)]
+    with shop.session() as session:
+        emit(session, "orders", '{"id": "one"}')
+    decoder = shop.source.decoder()
+    records: list[Any] = []
+    while not records:
+        records += shop.reader.poll(10, 0.0)
+    with pytest.raises(msgspec.ValidationError) as raised:
+        decoder.decode(records[0].part)
+    assert "the message is not Placed in json: Expected `int`" in decoder.problem(records[0], raised.value)
+    assert decoder.letter(records[0]).value == b'{"id": "one"}'
+
+
+def test_times_of_members() -> None:
+    """One without a time has its commit's, if its records tell it."""
+
+    def slot(**options: Any) -> Any:
+        pipeline = Pipeline("shop")
+        changes = PostgresChanges("accounts", dsn="env:SHOP_DSN", key="id", value=Account, time="timestamp_ms")
+        pipeline.source("accounts", changes).sink("out", KafkaSink("out"))
+        orders = PostgresMessages("orders", dsn="env:SHOP_DSN", value=Placed, **options)
+        pipeline.source("orders", orders).sink("orders-out", KafkaSink("orders-out"))
+        return slots_of(pipeline.build())[0].event_time
+
+    with pytest.raises(GraphError, match="'orders' has no time="):
+        slot()
+    assert slot(time="id").function(Routed(("orders",), Placed(7))) == 7

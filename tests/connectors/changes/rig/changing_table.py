@@ -37,6 +37,8 @@ class Shop:
         monkeypatch.setenv("SHOP_DSN", server.dsn())
         self.positions: Sequence[SourceOffset] = ()
         self.changes: list[Any] = []
+        self.records: list[Any] = []
+        """These as read."""
         self._reader: Any = None
 
     def begin(self, columns: str = "id int PRIMARY KEY, owner text, amount int", **options: Any) -> None:
@@ -83,7 +85,9 @@ class Shop:
     def poll(self, records_max: int = 1000) -> list[Any]:
         """The next changes, which may be none."""
         decoder = self.source.decoder()
-        polled = list(map(decoder.decode, decoder.parts(self.reader.poll(records_max, 0.0))))
+        records = self.reader.poll(records_max, 0.0)
+        self.records += records
+        polled = list(map(decoder.decode, decoder.parts(records)))
         self.positions = self.reader.positions()
         self.changes += polled
         return polled
