@@ -116,7 +116,7 @@ class MySQLBinlog(ChangeLog):
 
     def setup(self, *, dry_run: bool = False) -> list[str]:
         """There is nothing to make. Raises `ConfigError` where the server or a table cannot be captured as it is, with
-        the statements that mend it."""
+        the statements that change that."""
         with self.needing_driver():
             from exactlyonce.connectors.mysql.change_split import require_capturable
         require_capturable(self)
