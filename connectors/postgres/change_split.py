@@ -21,6 +21,7 @@ import msgspec
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.changes import Part, places_of
 from exactlyonce.connectors.postgres.change_stream import (
     APPLICATION,
     TEXTS,
@@ -35,10 +36,8 @@ from exactlyonce.connectors.postgres.change_stream import (
     shown_lsn,
 )
 from exactlyonce.connectors.postgres.change_values import (
-    Part,
     columns_in,
     key_texts,
-    places_of,
     relation_problems,
 )
 from exactlyonce.connectors.postgres.changes import PostgresSlot
@@ -58,7 +57,7 @@ from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, Table
 from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -300,13 +299,8 @@ class OpenSlot(OpenSplit):
             raise lost(self._id, f"cannot go on: a table of {self._slot.contents} was dropped and made anew")
         for id, source in table.members.items():
             if wrong := list(relation_problems(source, relation)):
-                raise Halt(
-                    f"Source {id!r} cannot read the next changes of {source.table}, whose columns were changed: "
-                    f"{'; '.join(wrong)}. A column that is renamed, dropped or new to the record's type is not "
-                    f"guessed: run the program that fits these changes until all of them are read, then the next one.",
-                    operator=id,
-                )
-        table.places = places_of(table.source.key_columns, relation)
+                raise source.columns_changed(id, wrong)
+        table.places = places_of(table.source.key_columns, [column.name for column in relation.columns])
         if table.cursor.pages is not None:
             table.there = self._found(table)  # the type of its key may be wider by now
 
@@ -421,7 +415,7 @@ class OpenSlot(OpenSplit):
         pages.until = read_lsn(until)
         relation = columns_in(there)
         begin = Begin(self._cursor.lsn, time_ms, None)
-        places, mark = places_of(there.key, relation), table.mark
+        places, mark = places_of(there.key, [column.name for column in relation.columns]), table.mark
         for line in lines:
             row = _fields(line)
             self._page.append(Part(mark, key_texts(row, places), RowChange("read", None, row, relation, begin)))
