@@ -10,13 +10,14 @@ from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loade
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exactlyonce.connectors.postgres.changes import PostgresSlot
+    from exactlyonce.connectors.changes import ChangeLog
 
 _DECLINED = 1
 _EXAMPLES = """\
 Make or remove the publication and the replication slot that the PostgresChanges of a
 pipeline share. Each statement is printed, and run in the database of dsn=. From setup on
 the server keeps its log until the pipeline has read it: drop what is not read any more.
+For MySQLChanges there is nothing to make: setup checks the server and the tables.
 
 examples:
   exactlyonce changes setup shop:pipeline --dry-run
@@ -49,37 +50,37 @@ def add(commands: Commands) -> None:
 
 
 def set_up(args: argparse.Namespace) -> int:
-    for slot in _slots(args):
-        _show(slot, slot.setup(dry_run=args.dry_run))
+    for log in _logs(args):
+        _show(log, log.setup(dry_run=args.dry_run))
     return 0
 
 
 def drop(args: argparse.Namespace) -> int:
-    slots = _slots(args)
-    found = [(slot, slot.drop(dry_run=True)) for slot in slots]
-    for slot, statements in found:
-        _show(slot, statements)
+    logs = _logs(args)
+    found = [(log, log.drop(dry_run=True)) for log in logs]
+    for log, statements in found:
+        _show(log, statements)
     if args.dry_run or not any(statements for _, statements in found):
         return 0
     if not args.yes and not text.agreed("Drop them?"):
         print("Nothing was changed.")
         return _DECLINED
-    for slot in slots:
-        slot.drop()
+    for log in logs:
+        log.drop()
     return 0
 
 
-def _slots(args: argparse.Namespace) -> list[PostgresSlot]:
-    """The slots of the pipeline; ConfigError if there are none."""
-    from exactlyonce.connectors.postgres.changes import slots_of
+def _logs(args: argparse.Namespace) -> list[ChangeLog]:
+    """The logs that the pipeline reads; ConfigError if there are none."""
+    from exactlyonce.connectors.changes import logs_of
 
     graph = loaded(args).pipeline.build()
-    if not (slots := slots_of(graph)):
+    if not (logs := logs_of(graph)):
         raise ConfigError(f"{graph.pipeline_id} has no source that captures changes, as PostgresChanges.")
-    return slots
+    return logs
 
 
-def _show(slot: PostgresSlot, statements: list[str]) -> None:
-    """Print the statements as a script for psql."""
-    print(f"-- slot {slot.name}: {', '.join(slot.members)}" + ("" if statements else ": there is nothing to do"))
+def _show(log: ChangeLog, statements: list[str]) -> None:
+    """Print the statements as a script for the database's client."""
+    print(f"-- {log.shown}: {', '.join(log.members)}" + ("" if statements else f": {log.nothing}"))
     print(*(f"{statement};\n" for statement in statements), sep="", end="")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
@@ -21,6 +21,7 @@ import msgspec
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.changes import Part, places_of
 from exactlyonce.connectors.postgres.change_stream import (
     APPLICATION,
     TEXTS,
@@ -35,10 +36,8 @@ from exactlyonce.connectors.postgres.change_stream import (
     shown_lsn,
 )
 from exactlyonce.connectors.postgres.change_values import (
-    Part,
     columns_in,
     key_texts,
-    places_of,
     relation_problems,
 )
 from exactlyonce.connectors.postgres.changes import PostgresSlot
@@ -58,7 +57,7 @@ from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, Table
 from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -95,13 +94,15 @@ class OpenSlot(OpenSplit):
         """The rows of the newest page that were not returned yet."""
         self._ready = deque[tuple[Part | End, bool]]()
         """What was fetched of the stream, and whether it is to be given."""
-        self._skip = 0
-        """The changes of the transaction at hand that were done with before the stream began."""
+        self._skip: dict[str, int] = {}
+        """The changes, by their mark, of the transaction at hand that were done with before the stream began."""
+        self._names: dict[str, str] = {}
+        """By mark: the name of its changes in `Cursor.done`."""
         self._end: int | None = None
         """A position of the server's log, asked since the stream last gave anything."""
         self._ask_s = self._page_s = 0.0
         """The times of the next question, and of the next try to read a page that was not whole."""
-        self._began_again: tuple[int, int] | None = None
+        self._began_again: tuple[int, dict[str, int]] | None = None
         """The place where the stream was last begun again after a fault."""
         self._is_last = False
         """Whether there is no page of its table after the newest."""
@@ -144,7 +145,11 @@ class OpenSlot(OpenSplit):
         if there.holder is not None:
             self._free(there, take_over=take_over)
         stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
-        self._skip, self._end = cursor.index, None
+        tables = {table.mark: str(oid) for oid, table in self._tables.items()}
+        self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
+        cursor.done = {name: count for name, count in cursor.done.items() if name in self._names.values()}
+        self._skip = {mark: cursor.done.get(name, 0) for mark, name in self._names.items()} if cursor.done else {}
+        self._end = None
         self._ready.clear()
 
     def _free(self, slot: Slot, *, take_over: bool) -> None:
@@ -163,7 +168,7 @@ class OpenSlot(OpenSplit):
     def read(self, records_max: int) -> list[Part]:
         if self._page:
             return self._page_rows(records_max)
-        began = self._cursor.lsn, self._cursor.index
+        began = self._cursor.lsn, dict(self._cursor.done)
         try:
             return self._read(records_max)
         except StoreUnavailable:
@@ -217,7 +222,7 @@ class OpenSlot(OpenSplit):
                     continue
                 case End(lsn, is_commit):
                     if is_commit:
-                        self._skip = 0
+                        self._skip = {}
                     items.append(message)
                     if pages is not None and lsn >= pages.until and not is_held:
                         break  # a page is due
@@ -226,34 +231,46 @@ class OpenSlot(OpenSplit):
                     parts = [Part(self._table_of(change).mark, (), change) for change in changes]
                 case LogicalMessage(prefix):
                     parts = [Part(self._marks[prefix], (), message)]
-            skipped = min(self._skip, len(parts))
-            self._skip -= skipped
-            count += len(parts) - skipped
-            items += parts[skipped:]
+            if self._skip:
+                parts = [part for part in parts if not self._is_done(part)]
+            count += len(parts)
+            items += parts
             if count >= count_max or (pages is not None and isinstance(message, Truncate)):
                 break  # a truncate begins pages anew
         if items:
             self._end = None
             self._ready.extend(zip(items, self._judged(items), strict=True))
 
+    def _is_done(self, part: Part) -> bool:
+        """Whether *part* was done with before the stream began."""
+        left = self._skip[part.mark]
+        self._skip[part.mark] = left - 1
+        return left > 0
+
     def _taken(self, records_max: int) -> list[Part]:
         """What is fetched, up to *records_max* changes that are to be given."""
         given: list[Part] = []
+        within: list[Part] = []  # done with of the transaction that is not over
         cursor, ready = self._cursor, self._ready
         while ready:
             item, is_given = ready[0]
             if isinstance(item, End):
-                if item.is_commit or not cursor.index:
-                    cursor.lsn, cursor.index = max(item.lsn, cursor.lsn), 0
+                if item.is_commit or not (within or cursor.done):
+                    cursor.lsn = max(item.lsn, cursor.lsn)
+                    within.clear()
+                    cursor.done.clear()
             elif is_given and len(given) == records_max:
                 break
             else:
-                cursor.index += 1
+                within.append(item)
                 if is_given:
                     given.append(item)
                 if not item.key and isinstance(item.change, RowChange):
                     self._begin_anew(self._table_of(item.change), item.change.begin)
             ready.popleft()
+        for mark, count in Counter([part.mark for part in within]).items():
+            name = self._names[mark]
+            cursor.done[name] = cursor.done.get(name, 0) + count
         return given
 
     def _table_of(self, change: RowChange) -> CapturedTable:
@@ -282,13 +299,8 @@ class OpenSlot(OpenSplit):
             raise lost(self._id, f"cannot go on: a table of {self._slot.contents} was dropped and made anew")
         for id, source in table.members.items():
             if wrong := list(relation_problems(source, relation)):
-                raise Halt(
-                    f"Source {id!r} cannot read the next changes of {source.table}, whose columns were changed: "
-                    f"{'; '.join(wrong)}. A column that is renamed, dropped or new to the record's type is not "
-                    f"guessed: run the program that fits these changes until all of them are read, then the next one.",
-                    operator=id,
-                )
-        table.places = places_of(table.source.key_columns, relation)
+                raise source.columns_changed(id, wrong)
+        table.places = places_of(table.source.key_columns, [column.name for column in relation.columns])
         if table.cursor.pages is not None:
             table.there = self._found(table)  # the type of its key may be wider by now
 
@@ -403,7 +415,7 @@ class OpenSlot(OpenSplit):
         pages.until = read_lsn(until)
         relation = columns_in(there)
         begin = Begin(self._cursor.lsn, time_ms, None)
-        places, mark = places_of(there.key, relation), table.mark
+        places, mark = places_of(there.key, [column.name for column in relation.columns]), table.mark
         for line in lines:
             row = _fields(line)
             self._page.append(Part(mark, key_texts(row, places), RowChange("read", None, row, relation, begin)))

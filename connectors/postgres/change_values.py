@@ -5,13 +5,14 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 from psycopg.adapt import Transformer
 from psycopg.postgres import types
 from psycopg.pq import Format
 
+from exactlyonce.connectors.changes import Part
 from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, Values
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.table_rows import TAKEN, TableInServer
@@ -23,16 +24,6 @@ _TEXT_FORMS = {Form.STR, Form.ENUM, Form.LITERAL, Form.ANY}
 """The forms that the text of a type without a rule of its own may have."""
 
 
-class Part(NamedTuple):
-    """What was read of a slot, for the members with this *mark*."""
-
-    mark: str
-    key: Key
-    """() of a truncate and of a message."""
-    change: Any
-    """A `RowChange` or a `LogicalMessage`."""
-
-
 def columns_in(table: TableInServer) -> Relation:
     """The columns of a page's rows."""
     return Relation(table.oid, tuple(Column(name, _oid(base)) for name, base in table.bases.items()))
@@ -41,12 +32,6 @@ def columns_in(table: TableInServer) -> Relation:
 def _oid(base: str) -> int:
     known = types.get(base.removeprefix("_"))
     return 0 if known is None else known.array_oid if base.startswith("_") else known.oid
-
-
-def places_of(key: tuple[str, ...], relation: Relation) -> tuple[int, ...]:
-    """The places of the key's columns in a row."""
-    order = [column.name for column in relation.columns]
-    return tuple(map(order.index, key))
 
 
 def key_texts(values: Values, places: tuple[int, ...], old: Values | None = None) -> Key:

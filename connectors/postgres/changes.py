@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
-
-import msgspec
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges, logs_of
 from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
 from exactlyonce.connectors.registry import check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
-from exactlyonce.connectors.source import RangeContext, SplitFinder
-from exactlyonce.connectors.splits import (
-    OpenSplit,
-    SharedDecoder,
-    SourceFinding,
-    SplitDecoder,
-    SplitRange,
-    SplitSource,
-)
-from exactlyonce.connectors.tables import KeyedRows, columns_of, forms_of
-from exactlyonce.pipeline import hints
+from exactlyonce.connectors.source import SplitFinder
+from exactlyonce.connectors.splits import OpenSplit, SourceFinding, SplitDecoder
+from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.errors import ConfigError, Halt
-from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.secrets import shown_reference
-from exactlyonce.pipeline.shape import Form, describe, type_name
-from exactlyonce.pipeline.source import AHEAD, EventTime, PartSource, SharedSource, TimeOf
+from exactlyonce.pipeline.shape import type_name
+from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -50,35 +36,22 @@ _SLOT_LENGTH_MAX = 63
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SlotSource(PartSource[T_co]):
+class SlotSource(LoggedSource[T_co]):
     """The description of a source that is read from a slot, with others."""
 
-    dsn: str = field(repr=False)
     slot: str = ""
-    on_error: OnError = "fail"
-    time: TimeOf[Any] | None = None
 
     def whole(self, pipeline: str) -> PostgresSlot:
         return PostgresSlot(dsn=self.dsn, name=self.slot or default_slot(pipeline), on_error=self.on_error)
 
-    def decoder(self) -> SplitDecoder:
-        """The decoder of its own parts."""
-        raise NotImplementedError
-
-    def statements(self, user: str) -> Sequence[str]:
-        """Those that let *user* read it, beside the slot."""
-        return ()
-
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
-            yield "ahead= is about the timestamps of messages of Kafka: leave it out"
         if self.slot and not _SLOT.fullmatch(self.slot):
             yield f"slot={self.slot!r} must have 1 to {_SLOT_LENGTH_MAX} of a-z, 0-9 and _"
 
 
 @dataclass(frozen=True, eq=False)
-class PostgresChanges(PostgresTable, KeyedRows[Change[T]], SlotSource[Change[T]]):
+class PostgresChanges(PostgresTable, TableChanges[T], SlotSource[Change[T]]):
     """Captures the changes of a table: ``PostgresChanges("customers", dsn="env:SHOP_DSN", key="id", value=Customer)``
     gives `Change[Customer]`, first the rows that are there, then each change after its commit.
 
@@ -110,77 +83,16 @@ class PostgresChanges(PostgresTable, KeyedRows[Change[T]], SlotSource[Change[T]]
     time: TimeOf[Any] | None = None
     is_changelog: bool = field(default=False, init=False, repr=False)
 
-    @property
-    def stamp(self) -> Callable[[Any], Any]:
-        return attrgetter("timestamp_ms")
-
-    @property
-    def type(self) -> Any:
-        if self.is_changelog:
-            return Record[hints.union([*hints.members(self.value), type(None)])]  # type: ignore[misc]  # at run time
-        return Change[self.value]  # type: ignore[name-defined]  # likewise
-
-    @property
-    def key_type(self) -> Any:
-        return int if self._is_number else str
-
-    def changelog(self) -> PostgresChanges[T]:
-        """See `Source`; a truncate has no such record."""
-        changed = copy.copy(self)
-        object.__setattr__(changed, "is_changelog", True)
-        return changed
-
-    @property
-    def mark(self) -> str:
-        return f"table {self.table}"
-
-    @property
-    def place(self) -> str:
-        return f"postgres-changes:{self.table}"
-
-    @property
-    def shown(self) -> str:
-        return f"{'rows and changes' if self.snapshot == 'pages' else 'changes'} of {self.table}"
+    kind: ClassVar[str] = "postgres-changes"
 
     def statements(self, user: str) -> Sequence[str]:
         return self.reading_grants(user)
 
-    def decoder(self) -> SplitDecoder:
-        with self.needing_driver():
-            from exactlyonce.connectors.postgres.change_values import ChangeDecoder
-        decoder, name = ChangeDecoder(self), type_name(self.type)
-        decode: Callable[[Any], Any] = decoder.decode
-        if self.is_changelog:
-            decode = lambda part: decoder.decode(part).record()  # noqa: E731 - it has one use
-        return SplitDecoder(decode, decoder.as_json, lambda part, error: f"the change is not {name}: {error}")
+    def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
+        from exactlyonce.connectors.postgres.change_values import ChangeDecoder
 
-    @property
-    def key_reader(self) -> Callable[[Sequence[str]], Any]:
-        """Makes `Change.key` of the texts of the key's columns."""
-        if len(self.key_columns) > 1:
-            return lambda texts: msgspec.json.encode(texts).decode()
-        if self._is_number:
-            return lambda texts: int(texts[0])
-        return itemgetter(0)
-
-    @property
-    def _is_number(self) -> bool:
-        """Whether the key is one column, and its field an int."""
-        fields = [columns_of(self.value).get(column) for column in self.key_columns]
-        return len(fields) == 1 and fields[0] is not None and forms_of(fields[0]) == {Form.INT}
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        columns = columns_of(self.value)
-        if missing := [column for column in self.key_columns if columns and column not in columns]:
-            yield f"key={self.key!r}: {type_name(self.value)} has no field {missing[0]!r}"
-        if self.snapshot not in ("pages", "never"):
-            yield f'snapshot={self.snapshot!r} must be "pages" or "never"'
-
-    def describe(self) -> dict[str, Any]:
-        """The table without its database."""
-        key, value = list(self.key_columns), describe(self.value)
-        return {"source": "postgres-changes", "place": self.place, "key": key, "value": value, **self.describe_time()}
+        decoder = ChangeDecoder(self)
+        return decoder.decode, decoder.as_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,41 +175,16 @@ class PostgresMessages(SlotSource[T]):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PostgresSlot(SharedSource, SplitSource[Any]):
+class PostgresSlot(ChangeLog):
     """A logical replication slot, and the publication of the same name: one split, for all sources of a pipeline that
     read it. `slots_of` gives those of a graph."""
 
-    dsn: str = field(repr=False)
-    name: str
-    members: Mapping[str, PartSource[Any]] = field(default_factory=dict)
-    grows: bool = field(default=True, init=False, repr=False)
+    database: ClassVar[type[DatabaseTable]] = PostgresTable
+    kind: ClassVar[str] = "postgres-changes"
 
     @property
     def id(self) -> str:  # type: ignore[override]  # a part of its name
         return f"slot-{self.name}"
-
-    @property
-    def place(self) -> str:
-        return f"postgres-changes:{self.name}"
-
-    @property
-    def repeats(self) -> bool:
-        return False
-
-    def is_one_with(self, other: SharedSource) -> bool:
-        return isinstance(other, PostgresSlot) and (other.dsn, other.name) == (self.dsn, self.name)
-
-    def with_member(self, id: str, member: PartSource[Any]) -> PostgresSlot:
-        return replace(self, members={**self.members, id: member})
-
-    @property
-    def tables(self) -> list[dict[str, PostgresChanges[Any]]]:
-        """The members of each table, by id."""
-        tables: dict[str, dict[str, PostgresChanges[Any]]] = {}
-        for id, member in self.members.items():
-            if isinstance(member, PostgresChanges):
-                tables.setdefault(member.mark, {})[id] = member
-        return list(tables.values())
 
     @property
     def shown(self) -> str:
@@ -309,39 +196,15 @@ class PostgresSlot(SharedSource, SplitSource[Any]):
         messages = (member for member in self.members.values() if isinstance(member, PostgresMessages))
         return {member.prefix: member.mark for member in messages}
 
-    @property
-    def contents(self) -> str:
-        """What is read of it, for errors."""
-        return " and ".join(dict.fromkeys(member.mark for member in self.members.values()))
-
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
-        with _needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.slot import SlotFinder
         return SlotFinder(source, self)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
-        with _needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.change_split import OpenSlot
         return OpenSlot(self, position)
-
-    def decoder(self) -> SplitDecoder:
-        decoders = {id: member.decoder() for id, member in self.members.items() if isinstance(member, SlotSource)}
-        return SharedDecoder(self.routes, decoders) if len(decoders) > 1 else next(iter(decoders.values()))
-
-    def left(self, position: SourceOffset) -> NoReturn:
-        raise ConfigError(
-            f"Source {position.source!r} captures the changes of {self.contents}, which have no end: bounded work "
-            f"cannot read them. Use `exactlyonce run`, with --until latest; or write the changes to a topic, and read "
-            f"that."
-        )
-
-    def open_range(self, context: RangeContext) -> SplitRange:
-        raise Halt(
-            f"Source {context.start.source!r} captures the changes of {self.contents}, which the database forgets once "
-            f"they are in a finalized checkpoint, so what it has read cannot be computed again. Write the changes to a "
-            f"topic, and read that.",
-            operator=context.start.source,
-        )
 
     def setup(self, *, dry_run: bool = False) -> list[str]:
         """Make the publication and the slot, if they are not there, and publish what is not yet; from then on the
@@ -351,44 +214,29 @@ class PostgresSlot(SharedSource, SplitSource[Any]):
         run. Raises `ConfigError` where a table cannot be captured, `StoreError` where the role may not,
         `StoreUnavailable` where nobody answers.
         """
-        with _needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.slot import set_up
         return set_up(self, dry_run=dry_run)
 
     def drop(self, *, dry_run: bool = False) -> list[str]:
         """Remove the slot, which nobody reads, and the publication. Returns and raises as `setup`."""
-        with _needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.slot import drop
         return drop(self, dry_run=dry_run)
 
     def examine(self, id: str, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
-        with _needing_driver():
+        with self.needing_driver():
             from exactlyonce.connectors.postgres.slot_status import examine
         return examine(self, positions)
 
-    def grants(self, user: str) -> Grants:
-        """See `Source`; those of `setup` are its own: the tables' owner, with CREATE on the database."""
-        members = [member for member in self.members.values() if isinstance(member, SlotSource)]
-        reading = [statement for member in members for statement in member.statements(user)]
-        replicating = f"ALTER ROLE {quoted(user)} REPLICATION;"
-        statements = tuple(dict.fromkeys([*reading, replicating]))
-        return Grants(f"the database of {shown_reference(self.dsn)}", PostgresTable.client, statements)
-
-    def problems(self) -> Iterator[str]:
-        yield from SharedSource.problems(self)
-        for members in self.tables:
-            for setting in ("key", "snapshot"):
-                if len({getattr(member, setting) for member in members.values()}) > 1:
-                    yield f"{' and '.join(members)} read one table with another {setting}=: give both the same"
-
-    def describe(self) -> dict[str, Any]:
-        """The slot without its database; its members describe themselves."""
-        return {"source": "postgres-changes", "place": self.place, **self.describe_time()}
+    def replicating(self, user: str) -> str:
+        """See `ChangeLog`; the owner of the tables, with CREATE on the database, runs `setup`."""
+        return f"ALTER ROLE {quoted(user)} REPLICATION;"
 
 
 def slots_of(graph: LogicalGraph) -> list[PostgresSlot]:
     """The slots that a pipeline reads: ``for slot in slots_of(pipeline.build()): slot.setup()``."""
-    return [node.source for node in graph.sources if isinstance(node.source, PostgresSlot)]
+    return [log for log in logs_of(graph) if isinstance(log, PostgresSlot)]
 
 
 def default_slot(pipeline: str) -> str:
@@ -401,7 +249,3 @@ def default_slot(pipeline: str) -> str:
     if len(name) <= _SLOT_LENGTH_MAX:
         return name
     return f"{name[:54]}_{hashlib.sha256(pipeline.encode()).hexdigest()[:8]}"
-
-
-def _needing_driver() -> Any:
-    return needing(PostgresTable.extra, PostgresTable.driver, "A slot of PostgreSQL")

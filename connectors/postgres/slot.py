@@ -51,6 +51,7 @@ class TableCursor(msgspec.Struct, omit_defaults=True):
     """How far one table was read."""
 
     name: str
+    key: tuple[str, ...]
     published: str
     """The table's entry in the publication, and the version of that, which any ALTER PUBLICATION changes but those that
     add or drop tables."""
@@ -64,8 +65,9 @@ class Cursor(msgspec.Struct, omit_defaults=True):
     lsn: int
     """The end of the last transaction that was wholly returned."""
     timeline: int
-    index: int = 0
-    """The changes of the next one that were returned, or left to a page."""
+    done: dict[str, int] = {}
+    """The changes of the next one that were returned, or left to a page: for each table, by its oid, and each prefix of
+    messages. So a source that comes or goes meanwhile changes nothing for the others."""
     tables: dict[int, TableCursor] = {}
     """By oid; a table that is made anew has another."""
 
@@ -160,12 +162,17 @@ def followed(
         id, source = next(iter(members.items()))
         there = found_table(session, source, id)
         known = cursor.tables.get(there.oid)
+        if known is not None and known.key != source.key_columns:
+            raise ConfigError(
+                f"Source {id!r}: the table {source.table} was read by key= {', '.join(known.key)}, which positions are "
+                f"made of. Give it that key; or `exactlyonce reset` begins with the rows that are there."
+            )
         if there.oid in tables:
             raise ConfigError(f"Sources {tables[there.oid].id!r} and {id!r} name one table: write it alike in both.")
         if known is None:
             _require_capturable(session, slot, members, there)
             pages = Pages(since=_next_transaction(session)) if source.snapshot == "pages" else None
-            known = TableCursor(source.table, entry.published, pages)
+            known = TableCursor(source.table, source.key_columns, entry.published, pages)
         tables[there.oid] = CapturedTable(id, members, there, known)
         known.name = source.table
     return list(tables.values())

@@ -74,7 +74,7 @@ def test_setup_and_drop(shop: Shop) -> None:
     shop.sql("CREATE UNIQUE INDEX by_id ON customers (id)")
     kept = ", failover => true" if shop.sql("SELECT current_setting('server_version_num')::int >= 170000")[0][0] else ""
     made = (
-        f"-- slot {NAME}: customers\n"
+        f"-- slot and publication {NAME}: customers\n"
         'ALTER TABLE "public"."customers" REPLICA IDENTITY USING INDEX "by_id";\n'
         f'CREATE PUBLICATION "{NAME}" FOR TABLE "public"."customers";\n'
         f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput'{kept});\n"

@@ -25,11 +25,11 @@ ACCOUNTS = 200
 COLUMNS = "(id int PRIMARY KEY, owner text, amount int)"
 
 
-def begin(shop: Shop) -> None:
+def begin(shop: Shop, **options: Any) -> None:
     """Two tables, and a slot for both."""
     for table in ("accounts", "savings"):
         shop.sql(f"CREATE TABLE {table} {COLUMNS}")
-    shop.source = shop.shared(accounts=shop.accounts(), savings=shop.accounts("savings"))
+    shop.source = shop.shared(accounts=shop.accounts(**options), savings=shop.accounts("savings", **options))
     shop.source.setup()
 
 
@@ -123,6 +123,43 @@ def test_a_table_that_is_added_later(shop: Shop, monkeypatch: pytest.MonkeyPatch
     shop.sql("INSERT INTO savings VALUES (6, 'bob', 6)")
     assert shop.read_all() == []
     assert "savings" not in shop.positions[0].cursor
+
+
+@pytest.mark.parametrize("change", ["added", "removed"])
+def test_members_that_change_within_a_transaction(shop: Shop, change: str) -> None:
+    """Its changes are counted for each table: those of others are no reason to leave out one, or to give it twice."""
+    begin(shop, snapshot="never")
+    both, one = shop.source, shop.shared(accounts=shop.accounts(snapshot="never"))
+    notes = PostgresMessages("notes", dsn="env:SHOP_DSN", value=str)
+    shop.source = both.with_member("notes", notes) if change == "removed" else one
+    with shop.session() as session:
+        for number in range(10):
+            emit(session, "notes", f"n{number}")
+            session.execute("INSERT INTO savings VALUES (%s, 'bob', 0)", (number,))
+            session.execute("INSERT INTO accounts VALUES (%s, 'ann', 0)", (number,))
+    until(lambda: shop.poll(7))
+    shop.end()
+    before, shop.changes = shop.changes, []
+    assert len(before) == 7
+    shop.source = one if change == "removed" else both
+    shop.read_all(3)
+    if change == "removed":
+        assert [change.key for change in shop.changes] == list(range(2, 10))
+    else:
+        assert [change.key for change in of_table(shop.changes, "accounts")] == list(range(7, 10))
+        assert [change.key for change in of_table(shop.changes, "savings")] == list(range(10))
+
+
+def test_a_key_is_not_changed_silently(shop: Shop) -> None:
+    shop.sql("CREATE TABLE accounts (id int PRIMARY KEY, owner text NOT NULL UNIQUE, amount int)")
+    shop.source = shop.described()
+    shop.source.setup()
+    shop.read_all()
+    shop.end()
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY FULL")
+    shop.source = shop.described(key="owner")
+    with pytest.raises(ConfigError, match="was read by key= id"):
+        shop.poll()
 
 
 def test_a_truncate_of_two_tables(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
