@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from typing import Any, cast
 
 import msgspec
 import pymysql
@@ -92,7 +93,8 @@ def fill(shop: MariaShop, count: int) -> None:
     shop.sql(f"INSERT INTO accounts SELECT seq, 'old', 0 FROM seq_1_to_{count}")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.exhaustive(but=["0"])
+@pytest.mark.parametrize("seed", range(3))
 def test_maria_pages_beside_writers(shop: MariaShop, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table as the changes make it is the table, though the reader ends at any place, also within a page and a
     transaction."""
@@ -101,7 +103,7 @@ def test_maria_pages_beside_writers(shop: MariaShop, seed: int, monkeypatch: pyt
     shop.begin()
     fill(shop, ACCOUNTS)
     with busy(shop):
-        while len(shop.changes) < 6 * ACCOUNTS:
+        while len(shop.changes) < 4 * ACCOUNTS:
             if shop.poll(luck.choice((1, 7, 100))) and luck.random() < 0.03:
                 shop.end()
     shop.read_all()
@@ -261,7 +263,7 @@ def test_maria_types_and_keys_of_several_columns(shop: MariaShop, compressed: bo
     assert [read.op, deleted.op, inserted.op] == ["read", "delete", "insert"]
     assert read.key == deleted.key == inserted.key == msgspec.json.encode(["é", str(2**64 - 1)]).decode()
     assert read.after == inserted.after == deleted.before == updated.before
-    assert updated.after == msgspec.structs.replace(read.after, c=None, o="o" * 5000)
+    assert updated.after == msgspec.structs.replace(cast("Any", read.after), c=None, o="o" * 5000)
     assert read.after == Everything(
         "é", 2**64 - 1, -8000000, Decimal("-123456789012345678.000000000012"), 0.1, 1e-300, "ä", "x,y", b"ab\0\0", b"h",
         {"a": 1}, time(10, 11, 12, 13000), -timedelta(hours=838, minutes=59, seconds=59, microseconds=1),
@@ -303,8 +305,7 @@ def test_maria_tables_share_the_stream_and_one_that_is_added_begins_with_its_row
         orders = MySQLChanges("orders", dsn="env:SHOP_MYSQL", key="id", value=Account)
         shop.source = shop.source.with_member("orders", orders)
         shop.sql("UPDATE orders SET amount = 2 WHERE id = 1")
-        for routed in shop.read_all():
-            shop.changes.append(routed.record)
+        shop.changes += [cast("Any", routed).record for routed in shop.read_all()]
         changes = [change for change in shop.changes if isinstance(change, Change)]
         assert [change.key for change in changes if change.table == "accounts"] == list(range(1, 11))
         assert rows_of([change for change in changes if change.table == "orders"]) == {
