@@ -20,6 +20,7 @@ from running import Job, visible
 from exactlyonce import KafkaSink
 from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.changes import Change
+from exactlyonce.testing.servers.mariadb import MariaDB
 from exactlyonce.testing.servers.postgres import PostgresServer
 
 CUSTOMERS = [f"c{number}" for number in range(17)]
@@ -155,6 +156,37 @@ def test_a_topic_of_changes_is_compacted_and_has_each_key_in_order(
         tiers.setdefault(record.key, []).append(json.loads(record.value)["tier"])
     assert len(tiers) == len(CUSTOMERS)
     assert all(found == sorted(set(found)) and found[-1] == 59 for found in tiers.values())
+
+
+def test_tables_of_mariadb_are_copied_by_runs_that_are_killed(
+    kafka: Any, topic_name: str, run: Any, failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the rows that were there, and each change once, in its order."""
+    path = [str(Path(__file__).parent / "rig"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    server, tables = MariaDB(), ("customers", "partners")
+    try:
+        server.start("--log-bin=bin", "--binlog-format=ROW", "--binlog-row-metadata=FULL")
+        monkeypatch.setenv("CAPTURED_DSN", server.dsn)
+        for table in tables:
+            server.sql(f"CREATE TABLE {table} (customer varchar(9) PRIMARY KEY, tier int NOT NULL)")
+            server.sql(f"INSERT INTO {table} SELECT concat('c', seq), 1 FROM seq_1_to_9")
+        job = Job(run, kafka, topic_name, "captured:copied_from_mariadb")
+        for tier, step in enumerate(STEPS[:2], 2):
+            job.run_killed(failpoint(step), 1)
+            for table in tables:
+                server.sql(f"UPDATE {table} SET tier = {tier}")
+                server.sql(f"DELETE FROM {table} WHERE customer = 'c{tier}'")
+        job.finish_here()
+        for table in tables:
+            tiers: dict[bytes, list[Any]] = {}
+            for record in kafka.read_committed(f"{topic_name}-{table}"):
+                tiers.setdefault(record.key, []).append(json.loads(record.value)["tier"] if record.value else None)
+            newest = {key.decode(): found[-1] for key, found in tiers.items() if found[-1] is not None}
+            assert newest == dict(server.sql(f"SELECT customer, tier FROM {table}"))
+            assert all(found == sorted(set(found)) for found in tiers.values() if None not in found)
+    finally:
+        server.remove()
 
 
 def test_what_has_no_place_in_a_sink_says_what_to_write_instead() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce import Joined, KafkaSink, KafkaSource, Pipeline, Record
-from exactlyonce.connectors import PostgresChanges, PostgresMessages
+from exactlyonce.connectors import MySQLChanges, PostgresChanges, PostgresMessages
 from exactlyonce.sinks import DeltaSink, IcebergSink, PostgresSink, RedisSink
 
 
@@ -71,4 +71,13 @@ def copied(name: str, redis: str = "", lakes: str = "") -> Pipeline:
         changes.sink("table", PostgresSink(TARGET, dsn="env:CAPTURED_DSN", **upsert))
         changes.sink("iceberg", IcebergSink("shop.customers", catalog=catalog, **upsert))
         changes.sink("delta", DeltaSink(f"{lakes}/delta", **upsert))
+    return pipeline
+
+
+def copied_from_mariadb(name: str) -> Pipeline:
+    """The rows of two tables of MariaDB to NAME-out, by their keys."""
+    pipeline = Pipeline(name)
+    for table in ("customers", "partners"):
+        changes: MySQLChanges[Customer] = MySQLChanges(table, dsn="env:CAPTURED_DSN", key="customer", value=Customer)
+        pipeline.source(table, changes).sink(f"out-{table}", KafkaSink(f"{name}-{table}", create_partitions=1))
     return pipeline
