@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from exactlyonce import DebeziumCodec, KafkaSink, KafkaSource, Pipeline, Record
+from exactlyonce import DebeziumCodec, Joined, KafkaSink, KafkaSource, Pipeline, Record
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
 from exactlyonce.pipeline.registry import PublishedSchema
@@ -441,12 +441,34 @@ def test_a_pipeline_on_either_side_of_debezium() -> None:
     assert_exactly_once(copy_of, {"in": messages}, {"out": is_whole}, parallelism=1, crashes_max=4)
 
 
+class Visit(msgspec.Struct):
+    id: int
+    at_ms: int
+
+
 def test_a_table_of_debeziums_changes() -> None:
-    """`lookup` finds the newest row of a topic of changes, and none that is deleted."""
+    """`as_of` finds the row at a record's time in a topic of changes, and none once it is deleted."""
     messages = [part["payload"] for part in recorded("customers") if part["payload"] and part["payload"]["op"] != "t"]
-    source = KafkaSource("names", value=DebeziumCodec(Name, "id")).changelog()
-    assert source is not None
-    assert (source.type, source.key_type) == (Record[Name | None], int)
-    decode_row = source.decoder().decode
-    rows: list[Record[Any]] = [decode_row(json.dumps(message).encode()) for message in messages]
-    assert [(row.key, row.value) for row in rows[-3:]] == [(1, None), (4, Name(4, "ann")), (3, None)]
+    for place, message in enumerate(messages):
+        message["source"]["ts_ms"] = 1000 * (place + 1)
+    visits = [Visit(1, 1500), Visit(3, 1500), Visit(3, 2500), Visit(2, 3500), Visit(1, 4500), Visit(3, 9000)]
+
+    def greeted() -> Pipeline:
+        pipeline = Pipeline("greeted")
+        source = KafkaSource("names", value=DebeziumCodec(Name, "id"), time="timestamp_ms")
+        names = pipeline.table("names", source)
+        keyed = pipeline.source("visits", KafkaSource("visits", value=Visit, time="at_ms")).key_by(lambda v: v.id)
+        keyed.as_of("greeting", names).map(text, output=str).sink("out", KafkaSink("greetings"))
+        return pipeline
+
+    def text(joined: Joined[int, Visit, Name | None]) -> str:
+        return f"{joined.key} at {joined.left.at_ms}: {joined.right and joined.right.name}"
+
+    wanted = [
+        "1 at 1500: ann", "1 at 4500: None", "2 at 3500: bob", "3 at 1500: None", "3 at 2500: cid", "3 at 9000: None",
+    ]  # fmt: skip
+    inputs: dict[str, list[Any]] = {
+        "names": [Record(json.dumps(message).encode()) for message in messages],
+        "visits": visits,
+    }
+    assert_exactly_once(greeted, inputs, {"out": wanted}, parallelism=1, crashes_max=2)
