@@ -55,8 +55,12 @@ _BASES = {
 }  # fmt: skip
 _TEXTS = {_STRING: ("char", "binary"), _VARCHAR: ("varchar", "varbinary"), _BLOB: ("text", "blob")}
 """By code: the names with and without a character set."""
-_META_BYTES = {_FLOAT: 1, _DOUBLE: 1, _BLOB: 1, _TIMESTAMP: 1, _DATETIME: 1, _TIME: 1, 255: 1,
-               _VARCHAR: 2, _BIT: 2, _DECIMAL: 2, _STRING: 2, _ENUM: 2, _SET: 2}  # fmt: skip
+_GEOMETRY, _COMPRESSED_BLOB, _COMPRESSED_VARCHAR = 255, 140, 141
+_WITH_CHARSET = frozenset((*_TEXTS, _GEOMETRY, _COMPRESSED_BLOB, _COMPRESSED_VARCHAR))
+_META_BYTES = {
+    **dict.fromkeys((_FLOAT, _DOUBLE, _BLOB, _COMPRESSED_BLOB, _GEOMETRY, _TIMESTAMP, _DATETIME, _TIME), 1),
+    **dict.fromkeys((_VARCHAR, _COMPRESSED_VARCHAR, _BIT, _DECIMAL, _STRING, _ENUM, _SET), 2),
+}
 _SIGNS, _CHARSET, _CHARSETS, _NAMES, _SET_MEMBERS, _ENUM_MEMBERS, _MEMBERS_CHARSET, _MEMBERS_CHARSETS = (
     1, 2, 3, 4, 5, 6, 10, 11
 )  # fmt: skip
@@ -109,7 +113,7 @@ def relation_of(table: tuple[str, str], body: bytes, charsets: Mapping[int, str]
     numeric = [place for place, code in enumerate(codes) if code in _NUMERIC]
     signs = fields.get(_SIGNS, b"")
     unsigned = {place for bit, place in enumerate(numeric) if signs[bit // 8] & (0x80 >> bit % 8)}
-    texts = [place for place, code in enumerate(codes) if code in _TEXTS]
+    texts = [place for place, code in enumerate(codes) if code in _WITH_CHARSET]
     listed = [place for place, code in enumerate(codes) if code in (_ENUM, _SET)]
     collations = _collations(fields, _CHARSET, _CHARSETS, texts)
     collations |= _collations(fields, _MEMBERS_CHARSET, _MEMBERS_CHARSETS, listed)

@@ -20,6 +20,7 @@ from running import Job, visible
 from exactlyonce import KafkaSink
 from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.changes import Change
+from exactlyonce.testing.servers.mariadb import MariaDB
 from exactlyonce.testing.servers.postgres import PostgresServer
 
 CUSTOMERS = [f"c{number}" for number in range(17)]
@@ -120,6 +121,7 @@ def test_every_store_has_the_rows_of_the_table(
     try:
         for number, step in enumerate([*STEPS, STEPS[2]]):
             customers.change(chance, 60)
+            customers.sql("SELECT pg_logical_emit_message(true, %s, %s)", topic_name, f"note {number}")
             job.run_killed(failpoint(step), 1 + number % 2)
         customers.change(chance, 60)
         job.finish_here()
@@ -127,6 +129,8 @@ def test_every_store_has_the_rows_of_the_table(
         customers.sql(f"DELETE FROM {customers.table}")
         job.finish_here()
         require_equal()
+        notes = [record.value for record in kafka.read_committed(f"{topic_name}-notes")]
+        assert notes == [f"note {number}".encode() for number in range(len(STEPS) + 1)]
     finally:
         customers.sql(f"DROP TABLE IF EXISTS {captured.TARGET}, exactlyonce_ledger")
 
@@ -152,6 +156,37 @@ def test_a_topic_of_changes_is_compacted_and_has_each_key_in_order(
         tiers.setdefault(record.key, []).append(json.loads(record.value)["tier"])
     assert len(tiers) == len(CUSTOMERS)
     assert all(found == sorted(set(found)) and found[-1] == 59 for found in tiers.values())
+
+
+def test_tables_of_mariadb_are_copied_by_runs_that_are_killed(
+    kafka: Any, topic_name: str, run: Any, failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the rows that were there, and each change once, in its order."""
+    path = [str(Path(__file__).parent / "rig"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    server, tables = MariaDB(), ("customers", "partners")
+    try:
+        server.start("--log-bin=bin", "--binlog-format=ROW", "--binlog-row-metadata=FULL")
+        monkeypatch.setenv("CAPTURED_DSN", server.dsn)
+        for table in tables:
+            server.sql(f"CREATE TABLE {table} (customer varchar(9) PRIMARY KEY, tier int NOT NULL)")
+            server.sql(f"INSERT INTO {table} SELECT concat('c', seq), 1 FROM seq_1_to_9")
+        job = Job(run, kafka, topic_name, "captured:copied_from_mariadb")
+        for tier, step in enumerate(STEPS[:2], 2):
+            job.run_killed(failpoint(step), 1)
+            for table in tables:
+                server.sql(f"UPDATE {table} SET tier = {tier}")
+                server.sql(f"DELETE FROM {table} WHERE customer = 'c{tier}'")
+        job.finish_here()
+        for table in tables:
+            tiers: dict[bytes, list[Any]] = {}
+            for record in kafka.read_committed(f"{topic_name}-{table}"):
+                tiers.setdefault(record.key, []).append(json.loads(record.value)["tier"] if record.value else None)
+            newest = {key.decode(): found[-1] for key, found in tiers.items() if found[-1] is not None}
+            assert newest == dict(server.sql(f"SELECT customer, tier FROM {table}"))
+            assert all(found == sorted(set(found)) for found in tiers.values() if None not in found)
+    finally:
+        server.remove()
 
 
 def test_what_has_no_place_in_a_sink_says_what_to_write_instead() -> None:
