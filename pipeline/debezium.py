@@ -323,7 +323,7 @@ def _change_reader(
     """*row_of* reads `after`; None: it is a row. *was_of* reads `before`; None: it is left out. *key_values* gives the
     values of the key's columns in `before`."""
     key_of, gets = rows.key_of, rows.key_gets
-    get_int = gets[0] if rows.has_int_key else None
+    get_int = gets[0] if rows.has_int_key and not any(f.shape.nullable for f in rows.key_fields.values()) else None
 
     def change_of(envelope: _Envelope[Any, Any]) -> Change[T]:
         op, source, before = _OPS.get(envelope.op), envelope.source, envelope.before
@@ -422,8 +422,8 @@ def _reader(shape: Shape, column: _Column | None, bare: _Bare) -> _Reader | None
             return _time_reader(_time_of_day, column, bare)
         case Form.TIMEDELTA:
             return _duration_reader(column)
-        case Form.ANY:
-            return lambda value: value  # it may be an array that is unavailable
+        case Form.ANY | Form.UNION:
+            return lambda value: value  # it may be unavailable, in any form
         case Form.BYTES if column is not None and column.kind == "string":
             return _refused("it is a text by its schema, in hexadecimal digits or base64: declare str")
         case Form.RECORD | Form.DICT | Form.TUPLE:

@@ -17,6 +17,7 @@ import pytest
 from exactlyonce import DebeziumCodec, Joined, KafkaSink, KafkaSource, Pipeline, Record
 from exactlyonce.errors import GraphError
 from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
+from exactlyonce.pipeline.codec import Ignored
 from exactlyonce.pipeline.registry import PublishedSchema
 from exactlyonce.sinks.kafka.sink import gives_newest_rows
 from exactlyonce.testing import assert_exactly_once
@@ -210,9 +211,10 @@ def test_each_type_of_a_column_that_may_be_unavailable(form: str) -> None:
     }
     assert codec.decode(codec.encode(change)) == change
     for name in Large.__struct_fields__[1:]:
-        part = msgspec.defstruct("Part", [("id", int), (name, Any)])
-        with pytest.raises(ValueError, match=rf"REPLICA IDENTITY FULL, .* - at `\$.{name}`"):
-            decode(part, update, form, decimals="string")
+        for wide in (Any, str | int | list[Any]):
+            part = msgspec.defstruct("Part", [("id", int), (name, wide)])
+            with pytest.raises(ValueError, match=rf"REPLICA IDENTITY FULL, .* - at `\$.{name}`"):
+                decode(part, update, form, decimals="string")
 
 
 class Times(msgspec.Struct):
@@ -247,6 +249,16 @@ def test_what_only_a_schema_tells_is_never_guessed(row: dict[str, Any], options:
         return
     with pytest.raises(ValueError, match=read):
         codec.decode(data)
+
+
+def test_messages_around_a_null_schema() -> None:
+    """A converter with schemas has null for one that it does not know, and for the tombstone's."""
+    decode_name = DebeziumCodec(Name, "id").decode
+    payload = {"op": "c", "after": {"id": 1, "name": "ann"}, "source": {"db": "shop", "table": "names", "ts_ms": 5}}
+    change = decode_name(json.dumps({"schema": None, "payload": payload}, separators=(",", ":")).encode())
+    assert change == Change("insert", 1, Name(1, "ann"), None, "names", 5, 0)
+    with pytest.raises(Ignored):
+        decode_name(b'{"schema":null,"payload":null}')
 
 
 @pytest.mark.parametrize(
