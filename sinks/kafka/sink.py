@@ -495,6 +495,8 @@ def encode_key(key: object) -> bytes | None:
         return str.encode(key)  # also the text of an enumeration's member
     if key is None or type(key) is bytes:
         return key
+    if type(key) is int:
+        return _encode_json(key)
     if isinstance(key, bytes | bytearray):
         return bytes(key)
     encoded = _encode_json(key)
