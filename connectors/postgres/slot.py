@@ -123,6 +123,8 @@ class SlotFinder:
         self._id, self._slot = source_id, slot
         self._session = PostgresConnection(slot.dsn, Limits())
         self._system: System | None = None
+        self._is_checked = False
+        """Whether the tables were looked at, of which some may be new to the position."""
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         """See `SplitFinder`. Raises Halt where the slot, a table or its publication is not the one of before."""
@@ -131,7 +133,11 @@ class SlotFinder:
             try:
                 require_slot(session, slot, id)
                 self._system = self._system or system_of(slot.dsn)
-                require_same(session, slot, self._system, known[0])
+                if self._is_checked:
+                    require_same(session, slot, self._system, known[0])
+                else:
+                    followed(session, slot, self._system, known[0])
+                    self._is_checked = True
             except StoreUnavailable as error:
                 raise Unavailable(f"Source {id!r}: {error}") from error  # a new incarnation waits for it
             return []
