@@ -120,6 +120,7 @@ def rows(bench: Bench, session: psycopg.Connection, url: str) -> Iterator[Figure
     count = bench.size(1_000_000, 100_000)
     table = _captured(bench, session, url, "rows")
     _execute(session, "INSERT INTO {0} {1}", table.name, ROWS.format(1, count))
+    _execute(session, "SELECT pg_replication_slot_advance('{0}', pg_current_wal_lsn())", table.slot)
     _execute(session, "VACUUM ANALYZE {0}", table.name)
 
     def again(way: str) -> Read:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple, cast
 
 import msgspec
+from msgspec.structs import replace
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
@@ -77,6 +78,12 @@ _PAGE_SETTINGS = {
 """Of the session that reads pages. A policy that would hide rows is an error."""
 
 
+class Left(NamedTuple):
+    """A change that is left to a page."""
+
+    mark: str
+
+
 class OpenSlot(OpenSplit):
     """See the module. It holds a stream, and a session for questions and pages."""
 
@@ -99,8 +106,8 @@ class OpenSlot(OpenSplit):
         self._stream: ChangeStream | None = None
         self._page: deque[Part] = deque()
         """The rows of the newest page that were not returned yet."""
-        self._ready = deque[tuple[Part | End, bool]]()
-        """What was fetched of the stream, and whether it is to be given."""
+        self._ready = deque[Part | End | Left]()
+        """What was fetched of the stream."""
         self._skip: dict[str, int] = {}
         """The changes, by their mark, of the transaction at hand that were done with before the stream began."""
         self._names: dict[str, str] = {}
@@ -253,7 +260,7 @@ class OpenSlot(OpenSplit):
                 break  # a truncate begins pages anew
         if items:
             self._end = None
-            self._ready.extend(zip(items, self._judged(items), strict=True))
+            self._ready.extend(items if unread is None else self._judged(items))
 
     def _ended(self) -> list[Part]:
         """The end of the transaction at hand, if it is a record and has changes."""
@@ -278,21 +285,22 @@ class OpenSlot(OpenSplit):
     def _taken(self, records_max: int) -> list[Part]:
         """What is fetched, up to *records_max* changes that are to be given."""
         given: list[Part] = []
-        within: list[Part] = []  # done with of the transaction that is not over
+        within: list[Part | Left] = []  # done with of the transaction that is not over
         cursor, ready = self._cursor, self._ready
         while ready:
-            item, is_given = ready[0]
+            item = ready[0]
             if isinstance(item, End):
                 if item.is_commit or not (within or cursor.done):
                     cursor.lsn = max(item.lsn, cursor.lsn)
                     within.clear()
                     cursor.done.clear()
-            elif is_given and len(given) == records_max:
+            elif isinstance(item, Left):
+                within.append(item)
+            elif len(given) == records_max:
                 break
             else:
                 within.append(item)
-                if is_given:
-                    given.append(item)
+                given.append(item)
                 if not item.key and isinstance(item.change, RowChange):
                     self._begin_anew(self._table_of(item.change), item.change.begin)
             ready.popleft()
@@ -316,8 +324,8 @@ class OpenSlot(OpenSplit):
         if old is None or old == new:
             return [Part(mark, new, change)]
         return [
-            Part(mark, old, change._replace(op="delete", new=None)),
-            Part(mark, new, change._replace(op="insert")),
+            Part(mark, old, replace(change, op="delete", new=None)),
+            Part(mark, new, replace(change, op="insert")),
         ]
 
     def _look_at(self, relation: Relation) -> None:
@@ -334,9 +342,9 @@ class OpenSlot(OpenSplit):
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
-    def _judged(self, items: list[Part | End]) -> list[bool]:
-        """Whether each of *items* is to be given: no page has it, or will have it."""
-        judged = [True] * len(items)
+    def _judged(self, items: Sequence[Part | End]) -> list[Part | End | Left]:
+        """*items*, without the changes that a page has, or will have."""
+        judged: list[Part | End | Left] = [*items]
         for table in self._tables.values():
             if (pages := table.cursor.pages) is None:
                 continue
@@ -348,7 +356,8 @@ class OpenSlot(OpenSplit):
             keyed = [cast("Part", items[place]) for place in places]
             for place, part, zone in zip(places, keyed, self._zones(table, pages, keyed), strict=True):
                 begin = part.change.begin
-                judged[place] = zone is _READ or (zone is _NEWEST and not self._visible(pages, begin))
+                if zone is _UNREAD or (zone is _NEWEST and self._visible(pages, begin)):
+                    judged[place] = Left(mark)
                 if zone is _UNREAD:
                     self._note_dropped(table, pages, begin)
         return judged

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
+import msgspec
 import psycopg
 from psycopg import sql
 
@@ -64,7 +65,7 @@ class Begin(NamedTuple):
     """Its number, of 32 bits."""
 
 
-class RowChange(NamedTuple):
+class RowChange(msgspec.Struct, frozen=True, gc=False):
     """A change of a row, with all columns in the order of the relation; an old row may have only those of its key."""
 
     op: Op
@@ -165,8 +166,9 @@ class ChangeStream:
             while True:
                 length, data = copy.get_copy_data(1)
                 if length > 0:
-                    yield from self._message(bytes(data))
                     is_fresh = False
+                    if (message := self._message(bytes(data))) is not None:
+                        yield message
                 elif length < 0:
                     result = copy.get_result()
                     raise psycopg.OperationalError(
@@ -180,59 +182,52 @@ class ChangeStream:
         except psycopg.Error as error:
             raise self._connection.lost(error) from None
 
-    def _message(self, data: bytes) -> Iterator[Message]:
+    def _message(self, data: bytes) -> Message | None:
+        """None: it is of no table that is read, or only says something of what comes."""
         if data[0] == 0x6B:  # k: a keepalive
-            _, end, _, asks = struct.unpack_from("!cQQB", data)
-            if asks:
-                self._tell(False)
-            if not self.inside:
-                yield End(end, False)
-            return
+            return self._keepalive(data)
         kind = data[_HEADER : _HEADER + 1]
-        if kind in b"IUD":
-            (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
-            if (relation := self._relations.get(oid)) is not None:
-                yield self._row_change(kind, data, relation)
-        elif kind == b"B":
+        if (op := _OPS.get(kind)) is not None:
+            relation = self._relations.get(_LENGTH(data, _HEADER + 1)[0])
+            return None if relation is None else _row_change(op, data, relation, self.begin)
+        if kind == b"B":
             lsn, at_us, transaction = struct.unpack_from("!QqI", data, _HEADER + 1)
             self.inside = True
             self.begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
         elif kind == b"C":
             (end,) = struct.unpack_from("!Q", data, _HEADER + 10)
             self.inside = False
-            yield End(end, True)
+            return End(end, True)
         elif kind == b"R":
-            yield from self._relation_of(data)
+            return self._relation_of(data)
         elif kind == b"T":
             count, _ = struct.unpack_from("!IB", data, _HEADER + 1)
             truncated = map(self._relations.get, struct.unpack_from(f"!{count}I", data, _HEADER + 6))
-            yield Truncate(
+            return Truncate(
                 [RowChange("truncate", None, None, relation, self.begin) for relation in truncated if relation]
             )
         elif kind == b"M":
-            yield from self._logical_message(data)
+            return self._logical_message(data)
+        return None
 
-    def _logical_message(self, data: bytes) -> Iterator[LogicalMessage]:
+    def _keepalive(self, data: bytes) -> End | None:
+        _, end, _, asks = struct.unpack_from("!cQQB", data)
+        if asks:
+            self._tell(False)
+        return None if self.inside else End(end, False)
+
+    def _logical_message(self, data: bytes) -> LogicalMessage | None:
         (is_transactional,) = struct.unpack_from("!B", data, _HEADER + 1)
         prefix, _, rest = data[_HEADER + 10 :].partition(b"\0")
-        if is_transactional and (name := prefix.decode()) in self._prefixes:
-            yield LogicalMessage(name, rest[4:], self.begin)
+        is_read = is_transactional and prefix.decode() in self._prefixes
+        return LogicalMessage(prefix.decode(), rest[4:], self.begin) if is_read else None
 
-    def _row_change(self, kind: bytes, data: bytes, relation: Relation) -> RowChange:
-        at, old = _HEADER + 5, None
-        if data[at : at + 1] in b"KO":
-            old, at = _values(data, at + 1)
-        if kind == b"D":
-            return RowChange("delete", old, None, relation, self.begin)
-        new = _last_values(data, at + 1)
-        return RowChange("insert" if kind == b"I" else "update", old, new, relation, self.begin)
-
-    def _relation_of(self, data: bytes) -> Iterator[Relation]:
+    def _relation_of(self, data: bytes) -> Relation | None:
         (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
         schema, name, rest = data[_HEADER + 5 :].split(b"\0", 2)
         is_namesake = sql.Identifier(schema.decode() or "pg_catalog", name.decode()) in self._names
         if oid not in self._relations and not is_namesake:
-            return
+            return None
         is_full = rest[:1] == b"f"
         (count,), at = struct.unpack_from("!H", rest, 1), 3
         columns = []
@@ -242,7 +237,7 @@ class ChangeStream:
             columns.append(Column(rest[at + 1 : end].decode(), type_oid, bool(rest[at] & 1)))
             at = end + 9
         self._relations[oid] = relation = Relation(oid, tuple(columns), is_full)
-        yield relation
+        return relation
 
     def finalized(self, lsn: int) -> None:
         """The server may forget what lies before *lsn*. Says so at once; if that fails, `messages` notices."""
@@ -268,6 +263,16 @@ class ChangeStream:
 
     def close(self) -> None:
         self._connection.close()
+
+
+_OPS: dict[bytes, Op] = {b"I": "insert", b"U": "update", b"D": "delete"}
+
+
+def _row_change(op: Op, data: bytes, relation: Relation, begin: Begin) -> RowChange:
+    at, old = _HEADER + 5, None
+    if data[at] != 0x4E:  # N: the new row; before it may be the old one, or its key
+        old, at = _values(data, at + 1)
+    return RowChange(op, old, None if op == "delete" else _last_values(data, at + 1), relation, begin)
 
 
 def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from psycopg.adapt import Transformer
@@ -71,6 +71,7 @@ class ChangeDecoder:
 
     def __init__(self, source: PostgresChanges[Any]) -> None:
         self._source, self._columns, self._key = source, columns_of(source.value), source.key_reader
+        self._table = source.table
         self._relation: Relation | None = None
         self._plan: list[tuple[str, int, Callable[[bytes], Any]]] = []
         """Field, place and reader of each value of a row of the relation."""
@@ -79,22 +80,20 @@ class ChangeDecoder:
 
     def decode(self, part: Part) -> Change[Any]:
         """The record. Raises ValueError if a value does not fit its field, or was not sent."""
-        change, source = part.change, self._source
-        begin, relation = change.begin, change.relation
+        change = part.change
+        begin, relation, old = change.begin, change.relation, change.old
         key = self._key(part.key) if part.key else None
-        after = None if change.new is None else self._row(change.new, relation, change.old)
-        is_told = change.old is not None and relation.is_full and change.op != "insert"
-        before = self._row(change.old, relation, None) if is_told else None
-        return Change(change.op, key, after, before, source.table, begin.timestamp_ms, begin.lsn, begin.transaction)
+        after = None if change.new is None else self._row(change.new, relation, old)
+        is_told = old is not None and relation.is_full and change.op != "insert"
+        before = self._row(old, relation, None) if is_told else None
+        return Change(change.op, key, after, before, self._table, begin.timestamp_ms, begin.lsn, begin.transaction)
 
-    def _row(self, values: Values | None, relation: Relation, old: Values | None) -> Any:
-        assert values is not None
+    def _row(self, values: Values, relation: Relation, old: Values | None) -> Any:
         if relation is not self._relation:
             self._relation, self._plan = relation, self._planned(relation)
             self._make = self._maker()
         if self._make is not None and None not in values and UNCHANGED not in values:
-            present = cast("Sequence[bytes]", values)
-            return self._make(*[read(present[place]) for _, place, read in self._plan])
+            return self._make(*[read(values[place]) for _, place, read in self._plan])  # type: ignore[arg-type]  # as said
         row: dict[str, Any] = {}
         for name, place, read in self._plan:
             value = values[place]
@@ -105,7 +104,7 @@ class ChangeDecoder:
                         continue
                     raise ValueError(
                         f"column {name!r} has a large value that the update left as it was, and the server does not "
-                        f"send it: ALTER TABLE {self._source.table} REPLICA IDENTITY FULL, and read the table anew; or "
+                        f"send it: ALTER TABLE {self._table} REPLICA IDENTITY FULL, and read the table anew; or "
                         f"give the field UNCHANGED as its default"
                     )
             row[name] = None if value is None else read(value)
