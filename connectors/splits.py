@@ -553,7 +553,7 @@ class SharedDecoder(SplitDecoder):
 
         def decode(part: Any) -> Routed:
             ids, decode = routed[part.mark]
-            return Routed(ids, decode(part))
+            return ids, decode(part)
 
         super().__init__(
             decode,

@@ -40,9 +40,9 @@ _TEXT = UNAVAILABLE.decode()
 _UNAVAILABLE = frozenset({
     UNAVAILABLE, _TEXT, b64encode(UNAVAILABLE).decode(), UNAVAILABLE.hex(), f'{{"{_TEXT}":"{_TEXT}"}}',
 })  # fmt: skip
-"""What it is in columns of text, bytes, and hstore."""
+"""Its forms in columns of text, bytes, and hstore."""
 _UNAVAILABLE_ARRAYS: tuple[list[Any], ...] = ([_TEXT], list(UNAVAILABLE), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"])
-"""What it is in arrays: of texts, of numbers and dates, and of UUIDs."""
+"""Its forms in arrays: of texts, of numbers and dates, and of UUIDs."""
 _OPS: Mapping[str, Op] = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
 _OP_LETTERS = {op: letter for letter, op in _OPS.items()}
 _WITH_SCHEMA = (b'{"schema":', b'{"payload":')
@@ -169,7 +169,7 @@ class DebeziumCodec(SchemaCodec[Change[T]]):
 
 
 class _Bare(NamedTuple):
-    """What the user says of values without a schema."""
+    """The user's word on values without a schema."""
 
     timestamps: Unit | None
     decimals: Literal["string"] | None

@@ -118,6 +118,8 @@ class OpenSlot(OpenSplit):
         """The times of the next question, and of the next try to read a page that was not whole."""
         self._began_again: tuple[int, dict[str, int]] | None = None
         """The place where the stream was last begun again after a fault."""
+        self._near = 0
+        """The number of the next transaction when the server was last asked, for tables without a snapshot."""
         self._is_last = False
         """Whether there is no page of its table after the newest."""
         try:
@@ -160,8 +162,7 @@ class OpenSlot(OpenSplit):
             self._free(there, take_over=take_over)
         stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
         tables = {table.mark: str(oid) for oid, table in self._tables.items()}
-        others = [*self._marks.values(), PostgresTransactions.mark]
-        self._names = {**tables, **{mark: mark for mark in others}}
+        self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
         if self._counts is not None:
             self._counts.clear()
         cursor.done = {name: count for name, count in cursor.done.items() if name in self._names.values()}
@@ -239,7 +240,7 @@ class OpenSlot(OpenSplit):
                     continue
                 case End(lsn, is_commit):
                     if is_commit:
-                        items += [part for part in self._ended() if not (self._skip and self._is_done(part))]
+                        items += self._ended()  # no position lies between it and the commit
                         self._skip = {}
                     items.append(message)
                     if pages is not None and lsn >= pages.until and not is_held:
@@ -394,12 +395,13 @@ class OpenSlot(OpenSplit):
     def _number(self, pages: Pages, begin: Begin) -> int:
         """The transaction's number of 64 bits: the one nearest to the newest that is known."""
         assert begin.transaction is not None
-        near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._snapshot_now().xmax
+        near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._near or self._snapshot_now().xmax
         number = (near & ~0xFFFFFFFF) | begin.transaction
         return number + (((near - number) + 0x80000000) >> 32 << 32)
 
     def _snapshot_now(self) -> Snapshot:
         ((text,),) = self._session.rows("SELECT pg_current_snapshot()::text")
+        self._near = snapshot_of(text).xmax
         return snapshot_of(text)
 
     def _note_dropped(self, table: CapturedTable, pages: Pages, begin: Begin) -> None:

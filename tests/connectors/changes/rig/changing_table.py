@@ -129,7 +129,7 @@ class Shop:
 
 def of_table(changes: Sequence[Any], table: str) -> list[Change[Any]]:
     """The changes of one table among records of a slot of several."""
-    return [routed.record for routed in changes if routed.record.table == table]
+    return [record for _, record in changes if record.table == table]
 
 
 def rows_of(changes: Sequence[Change[Any]]) -> dict[Any, Any]:
