@@ -337,7 +337,7 @@ def test_maria_transaction_of_which_a_dead_server_left_a_part(shop: MariaShop) -
 
 
 def test_maria_prepared_transactions(shop: MariaShop) -> None:
-    """One of another table is passed over; one of the table halts, as it may be rolled back."""
+    """One of another table is skipped; one of the table halts, as it may be rolled back."""
     shop.begin()
     shop.sql("CREATE TABLE others (id int PRIMARY KEY)")
     try:
