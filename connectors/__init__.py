@@ -14,7 +14,7 @@ from exactlyonce.connectors.generated import GeneratorSource, IterableSource
 from exactlyonce.connectors.kafka.source import Cluster, KafkaSource
 from exactlyonce.connectors.mysql.changes import MySQLChanges
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
-from exactlyonce.connectors.postgres.changes import PostgresChanges, PostgresMessages
+from exactlyonce.connectors.postgres.changes import PostgresChanges, PostgresMessages, PostgresTransactions
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
@@ -32,6 +32,7 @@ __all__ = [
     "PostgresChanges",
     "PostgresMessages",
     "PostgresTableSource",
+    "PostgresTransactions",
     "RangeContext",
     "ReaderContext",
     "RecordDecoder",

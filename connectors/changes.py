@@ -115,9 +115,12 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
     def decoder(self) -> SplitDecoder:
         with self.needing_driver():
             decode_change, as_json = self.change_decoder()
-        name, decode = type_name(self.type), decode_change
-        if self.is_changelog:
-            decode = lambda part: decode_change(part).record()  # type: ignore[assignment, return-value]  # noqa: E731
+        name = type_name(self.type)
+
+        def decode_record(part: Any) -> Any:
+            return decode_change(part).record()
+
+        decode = decode_record if self.is_changelog else decode_change
         return SplitDecoder(decode, as_json, lambda part, error: f"the change is not {name}: {error}")
 
     @property

@@ -55,3 +55,16 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
 def holds_changes(type_: Any) -> bool:
     """Whether *type_* is `Change`, of any row."""
     return type_ is Change or get_origin(type_) is Change
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """A transaction whose changes are all there."""
+
+    transaction: int
+    """Its number in the database: `Change.transaction`."""
+    lsn: int
+    timestamp_ms: int
+    """The time of its commit."""
+    changes: dict[str, int]
+    """The number of its changes by table, and of its messages by prefix, as the pipeline reads them; also of those that
+    a row has which is read beside them."""

@@ -36,8 +36,13 @@ Unit = Literal["ms", "us", "ns"]
 
 UNAVAILABLE = b"__debezium_unavailable_value"
 """Stands for a large value that an update left as it was, and the database did not send."""
-_UNAVAILABLE_BASE64 = b64encode(UNAVAILABLE)
-_UNAVAILABLE_FORMS = (UNAVAILABLE, UNAVAILABLE.decode(), _UNAVAILABLE_BASE64.decode())
+_TEXT = UNAVAILABLE.decode()
+_UNAVAILABLE = frozenset({
+    UNAVAILABLE, _TEXT, b64encode(UNAVAILABLE).decode(), UNAVAILABLE.hex(), f'{{"{_TEXT}":"{_TEXT}"}}',
+})  # fmt: skip
+"""What it is in columns of text, bytes, and hstore."""
+_UNAVAILABLE_ARRAYS: tuple[list[Any], ...] = ([_TEXT], list(UNAVAILABLE), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"])
+"""What it is in arrays: of texts, of numbers and dates, and of UUIDs."""
 _OPS: Mapping[str, Op] = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
 _OP_LETTERS = {op: letter for letter, op in _OPS.items()}
 _WITH_SCHEMA = (b'{"schema":', b'{"payload":')
@@ -60,8 +65,9 @@ _ISO_IN_UTC = frozenset({"io.debezium.time.IsoTimestamp", "io.debezium.time.IsoT
 """Types without a time zone, whose texts end with one."""
 _DECIMAL, _VARIABLE_DECIMAL = f"{_CONNECT}Decimal", "io.debezium.data.VariableScaleDecimal"
 _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1), date(1970, 1, 1).toordinal()
+_UUID = "io.debezium.data.Uuid"
+_NEVER_LARGE = SCALARS - {Form.STR, Form.BYTES, Form.DECIMAL}
 _KEY_FORMS = frozenset({Form.INT, Form.STR, Form.UUID, Form.DATE, Form.ENUM, Form.LITERAL})
-_JSON_TEXTS = frozenset({Form.RECORD, Form.DICT, Form.TUPLE})
 _SCHEMAS_MAX = 64
 """The schemas of one topic whose readers are kept."""
 
@@ -131,7 +137,11 @@ class DebeziumCodec(SchemaCodec[Change[T]]):
 
     def key_of(self, change: Change[T]) -> dict[str, Any] | None:
         """The key of a message, by column, for `key_codec`; None of a truncate."""
-        return None if change.key is None else self._writer.key(change.key)
+        return None if change.key is None else self._rows.key_values(change.key)
+
+    def writing_problems(self) -> list[str]:
+        """The reasons why no change can be written, each with its remedy."""
+        return self._writer.problems
 
     @property
     def published(self) -> PublishedSchema:
@@ -150,11 +160,7 @@ class DebeziumCodec(SchemaCodec[Change[T]]):
     def _avro_decoder(self, schema: Any) -> Callable[[bytes], Change[T]]:
         read = AvroCodec(_DictEnvelope, _without_logical_types(schema)).decode
         change_of = _dict_reader(self._rows, _avro_columns(schema), before=self.before)
-
-        def decode(data: bytes) -> Change[T]:
-            return change_of(read(data), UNAVAILABLE in data)
-
-        return decode
+        return lambda data: change_of(read(data))
 
     def describe(self) -> dict[str, Any]:
         """The format, its key and the row; no names of schemas."""
@@ -215,8 +221,8 @@ class _Wrapped(msgspec.Struct):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 _Reader = Callable[[Any], Any]
-_ChangeOf = Callable[[Any, bool], Change[T]]
-"""Makes a change of an `_Envelope`. True: a value of it may be unavailable."""
+_ChangeOf = Callable[[Any], Change[T]]
+"""Makes a change of an `_Envelope`."""
 _LACKED = (
     "an update left this large value as it was, and the database did not send it: let the table have REPLICA IDENTITY "
     "FULL, or give the field UNCHANGED as its default"
@@ -272,18 +278,26 @@ class _Rows(Generic[T]):
         texts = [str(value.value if isinstance(value, Enum) else value) for value in values]
         return texts[0] if len(texts) == 1 else msgspec.json.encode(texts).decode()
 
+    def key_values(self, key: Any) -> dict[str, Any]:
+        """The values of the key's columns by `Change.key`."""
+        texts = [key] if len(self.key_fields) == 1 else msgspec.json.decode(key)
+        shapes = {name: field.shape.without_none for name, field in self.key_fields.items()}
+        return {name: _key_value(shape, text) for (name, shape), text in zip(shapes.items(), texts, strict=True)}
+
 
 def _in_place(
     readers: Mapping[str, _Reader | None], fields: Mapping[str, Field]
-) -> Callable[[dict[str, Any], bool], dict[str, Any]]:
-    """Reads the values in a row of a message, in place. True: one of them may be unavailable."""
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Reads the values in a row of a message, in place."""
     plan = [(name, read) for name, read in readers.items() if read is not None]
+    large = [name for name in readers if fields[name].shape.without_none.form not in _NEVER_LARGE]
 
-    def read_row(row: dict[str, Any], may_lack: bool) -> dict[str, Any]:
-        for name in [name for name in readers if _is_unavailable(row.get(name))] if may_lack else ():
-            if not fields[name].may_be_unchanged:
-                raise ValueError(f"{_LACKED} - at `$.{name}`")
-            del row[name]  # the default
+    def read_row(row: dict[str, Any]) -> dict[str, Any]:
+        for name in large:
+            if _is_unavailable(row.get(name)):
+                if not fields[name].may_be_unchanged:
+                    raise ValueError(f"{_LACKED} - at `$.{name}`")
+                del row[name]  # for the default
         for name, read in plan:
             value = row.get(name)
             if value is not None:
@@ -297,13 +311,13 @@ def _in_place(
 
 
 def _is_unavailable(value: Any) -> bool:
-    return value in _UNAVAILABLE_FORMS if isinstance(value, str | bytes) else value == [UNAVAILABLE.decode()]
+    return value in _UNAVAILABLE if isinstance(value, str | bytes) else value in _UNAVAILABLE_ARRAYS
 
 
 def _change_reader(
     rows: _Rows[T],
-    row_of: Callable[[Any, bool], T] | None,
-    was_of: Callable[[Any, bool], T] | None,
+    row_of: Callable[[Any], T] | None,
+    was_of: Callable[[Any], T] | None,
     key_values: Callable[[Any], list[Any]],
 ) -> _ChangeOf[T]:
     """*row_of* reads `after`; None: it is a row. *was_of* reads `before`; None: it is left out. *key_values* gives the
@@ -311,7 +325,7 @@ def _change_reader(
     key_of, gets = rows.key_of, rows.key_gets
     get_int = gets[0] if rows.has_int_key else None
 
-    def change_of(envelope: _Envelope[Any, Any], may_lack: bool) -> Change[T]:
+    def change_of(envelope: _Envelope[Any, Any]) -> Change[T]:
         op, source, before = _OPS.get(envelope.op), envelope.source, envelope.before
         after = was = key = None
         if op is None:
@@ -323,10 +337,10 @@ def _change_reader(
         elif op != "truncate":
             if envelope.after is None:
                 raise ValueError(f"its op is {envelope.op!r}, and it has no after")
-            after = envelope.after if row_of is None else row_of(envelope.after, may_lack)
+            after = envelope.after if row_of is None else row_of(envelope.after)
             key = get_int(after) if get_int is not None else key_of([get(after) for get in gets])
         if was_of is not None and before is not None:
-            was = was_of(before, may_lack)
+            was = was_of(before)
         table = source.table if source.schema in _UNNAMED_SCHEMAS else f"{source.schema}.{source.table}"
         timestamp_ms = source.ts_ms if source.ts_ms is not None else envelope.ts_ms or 0
         lsn = source.lsn if type(source.lsn) is int else 0
@@ -342,12 +356,12 @@ def _dict_reader(rows: _Rows[T], columns: _Columns | None, *, before: bool) -> _
     read_row = _in_place(readers, rows.fields)
     read_key = _in_place({name: readers[name] for name in names}, rows.key_fields)
 
-    def row_of(row: dict[str, Any], may_lack: bool) -> T:
-        read: T = convert(read_row(row, may_lack), type_)
+    def row_of(row: dict[str, Any]) -> T:
+        read: T = convert(read_row(row), type_)
         return read
 
     def key_values(row: dict[str, Any]) -> list[Any]:
-        return list(read_key({name: row.get(name) for name in names}, False).values())
+        return list(read_key({name: row.get(name) for name in names}).values())
 
     return _change_reader(rows, row_of, row_of if before else None, key_values)
 
@@ -355,13 +369,13 @@ def _dict_reader(rows: _Rows[T], columns: _Columns | None, *, before: bool) -> _
 def _json_decoder(rows: _Rows[T], *, before: bool) -> Callable[[bytes], Change[T]]:
     """The decoder of JSON. Where the type takes each value as it is, rows are decoded to it at once."""
     type_, names, gets = rows.type, list(rows.key_fields), rows.key_gets
-    has_bytes = any(field.shape.without_none.form is Form.BYTES for field in rows.fields.values())
+    large = [field.get for field in rows.fields.values() if field.shape.without_none.form in (Form.STR, Form.BYTES)]
     decode_dicts = msgspec.json.Decoder(_DictEnvelope).decode
     decode_wrapped = msgspec.json.Decoder(_Wrapped).decode
     decode_rows: Callable[[bytes], Any]
     if before:
         decode_rows = msgspec.json.Decoder(_Envelope[type_, type_]).decode  # type: ignore[valid-type]  # at run time
-        change_of_rows = _change_reader(rows, None, lambda row, _: row, lambda row: [get(row) for get in gets])
+        change_of_rows = _change_reader(rows, None, lambda row: row, lambda row: [get(row) for get in gets])
     else:
         decode_rows = msgspec.json.Decoder(_Envelope[dict[str, Any], type_]).decode  # type: ignore[valid-type]  # likewise
         change_of_rows = _change_reader(rows, None, None, lambda row: list(map(row.get, names)))
@@ -382,10 +396,12 @@ def _json_decoder(rows: _Rows[T], *, before: bool) -> Callable[[bytes], Change[T
                 raise Ignored("it is a tombstone")
             if (schema := bytes(wrapped.schema)) != b"null":
                 change_of, takes_all = columns_of(schema)
-        may_lack = UNAVAILABLE in read or (has_bytes and _UNAVAILABLE_BASE64 in read)
-        if takes_all and not may_lack:
-            return change_of_rows(decode_rows(read), False)
-        return change_of(decode_dicts(read), may_lack)
+        if takes_all:
+            envelope = decode_rows(read)
+            after = envelope.after
+            if after is None or _UNAVAILABLE.isdisjoint([get(after) for get in large]):
+                return change_of_rows(envelope)
+        return change_of(decode_dicts(read))
 
     return decode
 
@@ -406,6 +422,8 @@ def _reader(shape: Shape, column: _Column | None, bare: _Bare) -> _Reader | None
             return _time_reader(_time_of_day, column, bare)
         case Form.TIMEDELTA:
             return _duration_reader(column)
+        case Form.ANY:
+            return lambda value: value  # it may be an array that is unavailable
         case Form.BYTES if column is not None and column.kind == "string":
             return _refused("it is a text by its schema, in hexadecimal digits or base64: declare str")
         case Form.RECORD | Form.DICT | Form.TUPLE:
@@ -597,7 +615,14 @@ class _Writer:
 
     def __init__(self, rows: _Rows[Any], name: str, *, schemas: bool) -> None:
         self._rows, self._source_name, self._schemas = rows, name.partition(".")[0], schemas
-        encodings = {column: _encoding(field, rows.bare, schemas) for column, field in rows.fields.items()}
+        encodings = {
+            column: _encoding_of(field.shape.without_none, rows.bare, schemas) for column, field in rows.fields.items()
+        }
+        self.problems = [
+            f"value=: field {column!r}: {problem}"
+            for column, encoding in encodings.items()
+            if (problem := _writing_problem(rows.fields[column].shape.without_none, encoding, rows.bare, schemas))
+        ]
         self._plan = [(column, rows.fields[column].get, encoding.write) for column, encoding in encodings.items()]
         omits = rows.shape.tag is not None or any(f.is_omitted or f.may_be_unchanged for f in rows.fields.values())
         self._is_plain = not schemas and not omits and not any(write for _, _, write in self._plan)
@@ -611,7 +636,11 @@ class _Writer:
         self._header = self._key_header = b""
         if schemas:
             columns = {
-                column: {**(encoding.schema or {}), "optional": rows.fields[column].shape.nullable, "field": column}
+                column: {
+                    **(encoding.schema or {"type": "string"}),
+                    "optional": rows.fields[column].shape.nullable,
+                    "field": column,
+                }
                 for column, encoding in encodings.items()
             }
             self.schema = _envelope_schema(name, list(columns.values()))
@@ -619,18 +648,10 @@ class _Writer:
             self.key_schema = {"type": "struct", "fields": key, "optional": False, "name": f"{name}.Key"}
             self._header, self._key_header = map(_json_header, (self.schema, self.key_schema))
 
-    def key(self, key: Any) -> dict[str, Any]:
-        """The values of the key's columns by `Change.key`."""
-        texts = [key] if len(self._rows.key_fields) == 1 else msgspec.json.decode(key)
-        return {
-            name: _key_value(field.shape.without_none, text)
-            for (name, field), text in zip(self._rows.key_fields.items(), texts, strict=True)
-        }
-
     def envelope(self, change: Change[Any]) -> dict[str, Any]:
         before = None if change.before is None else self._row(change.before)
         if change.op == "delete" and before is None:
-            before = {**self._empty, **self.key(change.key)}
+            before = {**self._empty, **self._rows.key_values(change.key)}
         schema, _, table = change.table.rpartition(".")
         source = {
             "version": "1", "connector": "exactlyonce", "name": self._source_name, "ts_ms": change.timestamp_ms,
@@ -693,8 +714,13 @@ def _empty(schema: Mapping[str, Any] | None) -> Any:
 
 def _unavailable(schema: Mapping[str, Any] | None) -> Any:
     """The value that Debezium has for one that the database did not send."""
-    forms: Mapping[str, Any] = {"bytes": UNAVAILABLE, "array": [UNAVAILABLE.decode()]}
-    return UNAVAILABLE.decode() if schema is None else forms.get(schema["type"], UNAVAILABLE.decode())
+    kind = "string" if schema is None else schema["type"]
+    if kind != "array" or schema is None:
+        return UNAVAILABLE if kind == "bytes" else _TEXT
+    kinds = {"int32": _UNAVAILABLE_ARRAYS[1], "int64": _UNAVAILABLE_ARRAYS[1]}
+    return (
+        _UNAVAILABLE_ARRAYS[2] if schema["items"].get("name") == _UUID else kinds.get(schema["items"]["type"], [_TEXT])
+    )
 
 
 _EMPTY: Mapping[str, Any] = {
@@ -704,15 +730,13 @@ _EMPTY: Mapping[str, Any] = {
 _EMPTY_NAMED = {"io.debezium.time.ZonedTimestamp": "1970-01-01T00:00:00Z", "io.debezium.data.Json": "{}"}
 
 
-def _encoding(field: Field, bare: _Bare, schemas: bool) -> _Encoding:
-    """The encoding of a field. Raises `UnsupportedType` if schemas are written, and none has its values."""
-    encoding = _encoding_of(field.shape.without_none, bare, schemas)
-    if schemas and encoding.schema is None:
-        raise UnsupportedType(
-            f"DebeziumCodec: field {field.name!r} is of {type_name(field.shape.type)}, which has no schema of "
-            f"Debezium's. A datetime is to be Annotated[datetime, msgspec.Meta(tz=...)]; other fields of one type"
-        )
-    return encoding
+def _writing_problem(shape: Shape, encoding: _Encoding, bare: _Bare, schemas: bool) -> str | None:
+    if schemas:
+        return _NO_TYPE_WRITTEN if encoding.schema is None else None
+    if shape.form is Form.DECIMAL and bare.decimals is None:
+        return _NO_SCALE_WRITTEN
+    is_naive = shape.form is Form.TIME or (shape.form is Form.DATETIME and shape.tz is False)
+    return _NO_UNIT_WRITTEN if is_naive and bare.timestamps is None else None
 
 
 def _encoding_of(shape: Shape, bare: _Bare, schemas: bool) -> _Encoding:
@@ -729,7 +753,7 @@ def _encoding_of(shape: Shape, bare: _Bare, schemas: bool) -> _Encoding:
         case Form.BYTES:
             return _Encoding({"type": "bytes"})
         case Form.UUID:
-            return _Encoding({"type": "string", "name": "io.debezium.data.Uuid"}, str)
+            return _Encoding({"type": "string", "name": _UUID}, str)
         case Form.DATE:
             return _Encoding({"type": "int32", "name": "io.debezium.time.Date"}, _days)
         case Form.DATETIME if shape.tz:
@@ -756,6 +780,10 @@ def _encoding_of(shape: Shape, bare: _Bare, schemas: bool) -> _Encoding:
     return _Encoding(None)
 
 
+_NO_TYPE_WRITTEN = (
+    "it has values of no one type, and a schema of Debezium's needs one; a datetime is to be "
+    "Annotated[datetime, msgspec.Meta(tz=True)], or False"
+)
 _NO_SCALE_WRITTEN = (
     'a Decimal needs schemas, or is written as a text: give DebeziumCodec schemas=True, or decimals="string"'
 )

@@ -40,7 +40,7 @@ from exactlyonce.connectors.postgres.change_values import (
     key_texts,
     relation_problems,
 )
-from exactlyonce.connectors.postgres.changes import PostgresSlot
+from exactlyonce.connectors.postgres.changes import PostgresSlot, PostgresTransactions
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.slot import (
     CapturedTable,
@@ -57,6 +57,7 @@ from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, Table
 from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
+from exactlyonce.pipeline.changes import Transaction
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
@@ -89,6 +90,12 @@ class OpenSlot(OpenSplit):
         """By oid."""
         self._marks = slot.prefixes
         """Of messages, by prefix."""
+        ends = any(isinstance(member, PostgresTransactions) for member in slot.members.values())
+        self._counts: Counter[str] | None = Counter() if ends else None
+        """The changes of the transaction at hand, by mark, if its end is a record."""
+        shown = {source.mark: source.table for members in slot.tables for source in members.values()}
+        self._shown = {**shown, **{mark: prefix for prefix, mark in self._marks.items()}}
+        """By mark: the table or the prefix."""
         self._stream: ChangeStream | None = None
         self._page: deque[Part] = deque()
         """The rows of the newest page that were not returned yet."""
@@ -146,7 +153,10 @@ class OpenSlot(OpenSplit):
             self._free(there, take_over=take_over)
         stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
         tables = {table.mark: str(oid) for oid, table in self._tables.items()}
-        self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
+        others = [*self._marks.values(), PostgresTransactions.mark]
+        self._names = {**tables, **{mark: mark for mark in others}}
+        if self._counts is not None:
+            self._counts.clear()
         cursor.done = {name: count for name, count in cursor.done.items() if name in self._names.values()}
         self._skip = {mark: cursor.done.get(name, 0) for mark, name in self._names.items()} if cursor.done else {}
         self._end = None
@@ -222,6 +232,7 @@ class OpenSlot(OpenSplit):
                     continue
                 case End(lsn, is_commit):
                     if is_commit:
+                        items += [part for part in self._ended() if not (self._skip and self._is_done(part))]
                         self._skip = {}
                     items.append(message)
                     if pages is not None and lsn >= pages.until and not is_held:
@@ -231,6 +242,8 @@ class OpenSlot(OpenSplit):
                     parts = [Part(self._table_of(change).mark, (), change) for change in changes]
                 case LogicalMessage(prefix):
                     parts = [Part(self._marks[prefix], (), message)]
+            if self._counts is not None:
+                self._counts.update(part.mark for part in parts)
             if self._skip:
                 parts = [part for part in parts if not self._is_done(part)]
             count += len(parts)
@@ -240,6 +253,20 @@ class OpenSlot(OpenSplit):
         if items:
             self._end = None
             self._ready.extend(zip(items, self._judged(items), strict=True))
+
+    def _ended(self) -> list[Part]:
+        """The end of the transaction at hand, if it is a record and has changes."""
+        if not self._counts or self._stream is None:
+            return []
+        begin, counts = self._stream.begin, {self._shown[mark]: count for mark, count in self._counts.items()}
+        self._counts.clear()
+        return [
+            Part(
+                PostgresTransactions.mark,
+                (),
+                Transaction(begin.transaction or 0, begin.lsn, begin.timestamp_ms, counts),
+            )
+        ]
 
     def _is_done(self, part: Part) -> bool:
         """Whether *part* was done with before the stream began."""

@@ -118,7 +118,8 @@ class ChangeStream:
         """By oid of each table that is read; None: its columns are not known yet."""
         self._names: list[sql.Identifier] = []
         self._prefixes: frozenset[str] = frozenset()
-        self._begin = Begin(0, 0, None)
+        self.begin = Begin(0, 0, None)
+        """The newest transaction that has begun to come."""
         self.inside = False
         """Whether a transaction has begun."""
         self._acknowledged = 0
@@ -153,7 +154,7 @@ class ChangeStream:
     @property
     def committed_ms(self) -> int:
         """The time of the newest commit that has begun to come; 0: none has."""
-        return self._begin.timestamp_ms
+        return self.begin.timestamp_ms
 
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
@@ -195,7 +196,7 @@ class ChangeStream:
         elif kind == b"B":
             lsn, at_us, transaction = struct.unpack_from("!QqI", data, _HEADER + 1)
             self.inside = True
-            self._begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
+            self.begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
         elif kind == b"C":
             (end,) = struct.unpack_from("!Q", data, _HEADER + 10)
             self.inside = False
@@ -206,7 +207,7 @@ class ChangeStream:
             count, _ = struct.unpack_from("!IB", data, _HEADER + 1)
             truncated = map(self._relations.get, struct.unpack_from(f"!{count}I", data, _HEADER + 6))
             yield Truncate(
-                [RowChange("truncate", None, None, relation, self._begin) for relation in truncated if relation]
+                [RowChange("truncate", None, None, relation, self.begin) for relation in truncated if relation]
             )
         elif kind == b"M":
             yield from self._logical_message(data)
@@ -215,16 +216,16 @@ class ChangeStream:
         (is_transactional,) = struct.unpack_from("!B", data, _HEADER + 1)
         prefix, _, rest = data[_HEADER + 10 :].partition(b"\0")
         if is_transactional and (name := prefix.decode()) in self._prefixes:
-            yield LogicalMessage(name, rest[4:], self._begin)
+            yield LogicalMessage(name, rest[4:], self.begin)
 
     def _row_change(self, kind: bytes, data: bytes, relation: Relation) -> RowChange:
         at, old = _HEADER + 5, None
         if data[at : at + 1] in b"KO":
             old, at = _values(data, at + 1)
         if kind == b"D":
-            return RowChange("delete", old, None, relation, self._begin)
+            return RowChange("delete", old, None, relation, self.begin)
         new = _last_values(data, at + 1)
-        return RowChange("insert" if kind == b"I" else "update", old, new, relation, self._begin)
+        return RowChange("insert" if kind == b"I" else "update", old, new, relation, self.begin)
 
     def _relation_of(self, data: bytes) -> Iterator[Relation]:
         (oid,) = struct.unpack_from("!I", data, _HEADER + 1)

@@ -9,6 +9,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+import msgspec
+
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges, logs_of
 from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
@@ -17,7 +19,7 @@ from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding, SplitDecoder
 from exactlyonce.connectors.tables import DatabaseTable
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import Change, Transaction
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -172,6 +174,31 @@ class PostgresMessages(SlotSource[T]):
     def describe(self) -> dict[str, Any]:
         codec = codec_for(self.value).describe()
         return {"source": "postgres-messages", "place": self.place, "value": codec, **self.describe_time()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PostgresTransactions(SlotSource[Transaction]):
+    """Gives a `Transaction` after the last change of each: ``PostgresTransactions(dsn="env:SHOP_DSN")``. Its counts say
+    when all changes of the slot's tables are there."""
+
+    mark: ClassVar[str] = "transactions"
+    type: ClassVar[Any] = Transaction
+
+    @property
+    def place(self) -> str:
+        return "postgres-transactions"
+
+    @property
+    def stamp(self) -> Callable[[Any], Any] | None:
+        return attrgetter("timestamp_ms")
+
+    def decoder(self) -> SplitDecoder:
+        return SplitDecoder(
+            attrgetter("change"), lambda part: msgspec.json.encode(part.change), lambda _, error: str(error)
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {"source": "postgres-transactions", "place": self.place, **self.describe_time()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -200,6 +200,7 @@ class KafkaSink(Sink[T], Generic[T]):
         if isinstance(self.value, DebeziumCodec):
             if not holds_changes(type_):
                 yield f"value= writes changes, and the stream is of {type_name(type_)}: map it to Change"
+            yield from self.value.writing_problems()
             if self.key_codec is not None and self.key is None:
                 yield "key_codec= goes with key=: DebeziumCodec has the codec of its keys"
         elif self.value is not None or type_ is not UNKNOWN:

@@ -121,6 +121,7 @@ def test_every_store_has_the_rows_of_the_table(
     try:
         for number, step in enumerate([*STEPS, STEPS[2]]):
             customers.change(chance, 60)
+            customers.sql("SELECT pg_logical_emit_message(true, %s, %s)", topic_name, f"note {number}")
             job.run_killed(failpoint(step), 1 + number % 2)
         customers.change(chance, 60)
         job.finish_here()
@@ -128,6 +129,8 @@ def test_every_store_has_the_rows_of_the_table(
         customers.sql(f"DELETE FROM {customers.table}")
         job.finish_here()
         require_equal()
+        notes = [record.value for record in kafka.read_committed(f"{topic_name}-notes")]
+        assert notes == [f"note {number}".encode() for number in range(len(STEPS) + 1)]
     finally:
         customers.sql(f"DROP TABLE IF EXISTS {captured.TARGET}, exactlyonce_ledger")
 

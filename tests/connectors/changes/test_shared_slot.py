@@ -15,7 +15,7 @@ from changing_table import Account, Shop, of_table, rows_of
 from waiting import until
 
 from exactlyonce import KafkaSink, Pipeline, Record
-from exactlyonce.connectors import PostgresChanges, PostgresMessages
+from exactlyonce.connectors import PostgresChanges, PostgresMessages, PostgresTransactions
 from exactlyonce.connectors.postgres import change_split
 from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt
@@ -276,6 +276,27 @@ def test_an_outbox_beside_a_table(shop: Shop) -> None:
     ]
     found = [(ids[0], record.key if ids == ("accounts",) else record) for ids, record in shop.changes]
     assert found == [record for records in expected for record in records]
+
+
+def test_the_ends_of_transactions(shop: Shop) -> None:
+    """After the last change of each, once, though the reader ends before it or right after it; the counts are whole."""
+    begin(shop, snapshot="never")
+    shop.source = shop.source.with_member("ends", PostgresTransactions(dsn="env:SHOP_DSN"))
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', 0 FROM generate_series(1, 4) i")
+    with shop.session() as session:
+        session.execute("UPDATE accounts SET id = id + 10 WHERE id < 3")
+        session.execute("INSERT INTO savings VALUES (1, 'bob', 0)")
+    shop.sql("CREATE TABLE others AS SELECT 1")
+    shop.sql("DROP TABLE others")
+    while len(shop.changes) < 11:
+        shop.poll(1)
+        shop.end()
+    shop.read_all()
+    ends = [record for ids, record in shop.changes if ids == ("ends",)]
+    assert [end.changes for end in ends] == [{"accounts": 4}, {"accounts": 4, "savings": 1}]
+    assert [shop.changes.index(Routed(("ends",), end)) for end in ends] == [4, 10]
+    last = shop.changes[9].record
+    assert (last.lsn, last.timestamp_ms, last.transaction) == (ends[1].lsn, ends[1].timestamp_ms, ends[1].transaction)
 
 
 def test_an_outbox_alone(shop: Shop) -> None:

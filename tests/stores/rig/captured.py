@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce import Joined, KafkaSink, KafkaSource, Pipeline, Record
-from exactlyonce.connectors import MySQLChanges, PostgresChanges
+from exactlyonce.connectors import MySQLChanges, PostgresChanges, PostgresMessages
 from exactlyonce.sinks import DeltaSink, IcebergSink, PostgresSink, RedisSink
 
 
@@ -57,9 +57,11 @@ TARGET = "target_of_changes"
 
 def copied(name: str, redis: str = "", lakes: str = "") -> Pipeline:
     """The rows of the table to NAME-out, by their keys; and to a server of Redis, a table of its own database, and
-    tables of both lakes in the folder *lakes*."""
+    tables of both lakes in the folder *lakes*. Messages of the log go to NAME-notes."""
     pipeline = Pipeline(name)
     changes = pipeline.source("customers", customers(name))
+    notes = pipeline.source("notes", PostgresMessages.records(name, dsn="env:CAPTURED_DSN", value=str))
+    notes.sink("notes-out", KafkaSink(f"{name}-notes", create_partitions=1))
     changes.sink("out", KafkaSink(f"{name}-out", create_partitions=3))
     if redis:
         changes.sink("cache", RedisSink(redis, key=lambda change: f"{name}:{change.key}"))
