@@ -126,13 +126,14 @@ class End(NamedTuple):
 
     domain: int
     gtid: Gtid
-    place: Place | None
+    place: Place
+    committed_ms: int
     rolled_back: bool
 
 
 class Torn(NamedTuple):
-    """The transaction at hand did not happen: the server died while it wrote it to the binlog, and undid it. Its end
-    comes, too."""
+    """The transaction at hand did not happen: the server died while it wrote it to the binlog, and undid it. Its
+    number is another one's then."""
 
     begin: Begin
 
@@ -267,8 +268,8 @@ class BinlogStream:
         if kind == _FORMAT:
             self._has_checksums = event[-5] == 1
             if self.inside:
+                self.inside = False
                 yield Torn(self._begin)
-                yield self._ended(None)  # the server goes on with the next number
         elif kind == _ROTATE:  # may come before it is known whether it has a checksum
             name = re.match(rb"[^\0]*?\.\d{6,}", self._checked(event, guess=True)[_HEADER.size + 8 :])
             assert name is not None
@@ -317,11 +318,11 @@ class BinlogStream:
         self._begin = Begin(f"{domain}-{server}-{number}", number, seconds * 1000, bool(flags & _PREPARES_XA))
         self._mapped.clear()
 
-    def _ended(self, file_end: int | None, *, rolled_back: bool = False) -> End:
+    def _ended(self, file_end: int, *, rolled_back: bool = False) -> End:
         self.inside = False
         self.gtids[self._domain] = self._gtid
-        self.place = None if file_end is None else Place(self._file, file_end)
-        return End(self._domain, self._gtid, self.place, rolled_back)
+        self.place = Place(self._file, file_end)
+        return End(self._domain, self._gtid, self.place, self._begin.timestamp_ms, rolled_back)
 
     def _map(self, body: bytes) -> Iterator[Relation]:
         number = int.from_bytes(body[:6], "little")

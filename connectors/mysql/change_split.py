@@ -44,10 +44,11 @@ from exactlyonce.connectors.mysql.change_values import key_texts, relation_probl
 from exactlyonce.connectors.mysql.changes import MySQLBinlog, MySQLChanges
 from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, KeyColumn, MySQLTableRows, found_table
+from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.connectors.tables import Key, columns_of
 from exactlyonce.pipeline.durations import shown_duration
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.sizes import shown_bytes
 
 PAGE_ROWS = 10_000
@@ -68,6 +69,8 @@ class Pages(msgspec.Struct, omit_defaults=True):
 
     through: Key | None = None
     """The key of the last row that was read; None: no row was."""
+    rows: int = 0
+    """The rows that were read."""
 
 
 class TableCursor(msgspec.Struct, omit_defaults=True):
@@ -169,6 +172,8 @@ class OpenBinlog(OpenSplit):
         """The reason why nothing can be read after what is fetched."""
         self._ask_s = self._page_s = 0.0
         """The times of the next question, and of the next try to read a page that came too early."""
+        self._read_ms = 0
+        """All commits before it were read, by the server's clock; 0: that is not known."""
         self._end: Gtids | None = None
         """The end of the server's log, asked since the stream last gave anything."""
         self._began_again: str | None = None
@@ -266,7 +271,7 @@ class OpenBinlog(OpenSplit):
         if self._failed is not None:
             raise self._failed
         unread = self._unread() is not None
-        count, count_max, is_cut = 0, max(records_max, JUDGED_MAX) if unread else records_max, False
+        count, count_max = 0, max(records_max, JUDGED_MAX) if unread else records_max
         held = self._held
         try:
             for messages in stream.messages():
@@ -276,10 +281,9 @@ class OpenBinlog(OpenSplit):
                     for part in self._parts(message):
                         held.append(part)
                         count += 1
-                        is_cut |= not isinstance(part, End) and not part.key
                 is_due = unread and not stream.inside and (self._page is None or self._is_past(self._page))
-                if is_due or is_cut or (count >= count_max and (not stream.inside or len(held) > HELD_MAX)):
-                    break  # a page is due; a truncate decides about what comes after it; or it is enough
+                if is_due or (count >= count_max and (not stream.inside or len(held) > HELD_MAX)):
+                    break
         except (Halt, ConfigError) as error:
             self._failed = error
         if self._failed is None and stream.inside and len(held) <= HELD_MAX:
@@ -356,6 +360,7 @@ class OpenBinlog(OpenSplit):
             if isinstance(item, End):
                 self._require_committed(item)
                 self._gtids[item.domain], self._place, self._server = item.gtid, item.place, self._stream.server
+                self._read_ms = max(self._read_ms, item.committed_ms)
                 for table in self._tables.values():
                     table.cursor.index = 0
             elif is_given and len(given) == records_max:
@@ -365,9 +370,6 @@ class OpenBinlog(OpenSplit):
                 cursor.index += 1
                 if is_given:
                     given.append(item)
-                if not item.key:
-                    cursor.pages = None  # the table is empty here: all that comes later is in the stream
-                    self._page = None
             ready.popleft()
         return given
 
@@ -458,6 +460,7 @@ class OpenBinlog(OpenSplit):
         rows = [page.rows.popleft() for _ in range(min(records_max, len(page.rows)))]
         if rows:
             pages.through = rows[-1].key
+            pages.rows += len(rows)
         if not page.rows:
             self._page = None
             if page.is_last:
@@ -484,6 +487,40 @@ class OpenBinlog(OpenSplit):
 
     def buffered(self) -> int:
         return len(self._ready) + (0 if self._page is None else len(self._page.rows))
+
+    def log(self) -> LogRead:
+        """The lag is at most the time since all was read, and no more than the age of the last commit."""
+        tables = list(self._tables_read())
+        name = f"binlog of {self._binlog.name}"
+        try:
+            ((end, now_ms),) = self._session.ask("SELECT @@gtid_binlog_pos, ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000)")
+            files = [(number_of_file(file), int(size)) for file, size, *_ in self._session.ask("SHOW BINARY LOGS")]
+        except (StoreError, StoreUnavailable):
+            return LogRead(name=name, tables=tables)
+        if covers(self._gtids, read_gtids(end)):
+            self._read_ms = int(now_ms)
+        lag_ms = max(0, int(now_ms) - self._read_ms) if self._read_ms else None
+        lag_bytes = None
+        if self._place is not None:
+            at = self._place
+            lag_bytes = sum(max(0, size - (at[1] if file == at[0] else 0)) for file, size in files if file >= at[0])
+        return LogRead(name=name, lag_ms=lag_ms, lag_bytes=lag_bytes, tables=tables)
+
+    def _tables_read(self) -> Iterator[TableRead]:
+        for table in self._tables.values():
+            if (pages := table.cursor.pages) is not None:
+                page = max(int(table is self._unread()), -(-pages.rows // PAGE_ROWS))
+                yield TableRead(table.source.table, page, max(1, page, -(-self._rows_about(table) // PAGE_ROWS)))
+
+    def _rows_about(self, table: CapturedTable) -> int:
+        """The server's estimate of the table's rows; 0: it does not answer."""
+        try:
+            rows = self._session.ask(
+                f"SELECT table_rows FROM information_schema.tables {_OF_TABLE}", table.source.table
+            )
+        except (StoreError, StoreUnavailable):
+            return 0
+        return int(rows[0][0] or 0) if rows else 0
 
     def _drop_stream(self) -> None:
         """The page goes with it: another server may have other places."""
