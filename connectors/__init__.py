@@ -1,8 +1,8 @@
 """Connections to the outside: sources, Kafka, and the storages of blocks.
 
-`source` is the seam of a source, `splits` reads those that are no topics: `files/`, `tables`, `generated`, and the
-changes of a table in `postgres/`. `postgres/` and `mysql/` have the tables of a database, and its connection, also for
-sinks. `kafka/` asks a cluster, `registry/` a schema registry, `embedded/` starts a broker. `filestore/` is a place with
+`source` is the seam of a source, `splits` reads those that are no topics: `files/`, `tables`, `changes` of tables,
+`generated`. `postgres/` and `mysql/` have the tables of a database, their changes, and its connection, also for sinks.
+`kafka/` asks a cluster, `registry/` a schema registry, `embedded/` starts a broker. `filestore/` is a place with
 files; `block_files` keeps blocks there. Of these folders `kafka/` imports `registry/`, and `files/` imports
 `filestore/`. `refusals` has the error texts of stores. `confluent` makes all clients of confluent-kafka for brokers,
 `trace` times the requests of a decision. May import `state`, `checkpoint` and `pipeline`.
@@ -12,8 +12,9 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.files.source import FileSource
 from exactlyonce.connectors.generated import GeneratorSource, IterableSource
 from exactlyonce.connectors.kafka.source import Cluster, KafkaSource
+from exactlyonce.connectors.mysql.changes import MySQLChanges
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
-from exactlyonce.connectors.postgres.changes import PostgresChanges
+from exactlyonce.connectors.postgres.changes import PostgresChanges, PostgresMessages, PostgresTransactions
 from exactlyonce.connectors.postgres.table_source import PostgresTableSource
 from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder, SourceReader, SplitReader
 from exactlyonce.connectors.splits import OpenSplit, SplitDecoder, SplitSource, require_reached
@@ -25,10 +26,13 @@ __all__ = [
     "GeneratorSource",
     "IterableSource",
     "KafkaSource",
+    "MySQLChanges",
     "MySQLTableSource",
     "OpenSplit",
     "PostgresChanges",
+    "PostgresMessages",
     "PostgresTableSource",
+    "PostgresTransactions",
     "RangeContext",
     "ReaderContext",
     "RecordDecoder",

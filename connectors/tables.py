@@ -25,6 +25,7 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.shape import SCALARS, Field, Form, describe, record_fields, shape_of, type_name
+from exactlyonce.pipeline.source import Source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -223,7 +224,7 @@ def field_problems(
 
 
 @dataclass(frozen=True, eq=False)
-class KeyedRows(DatabaseTable, SplitSource[T_co]):
+class KeyedRows(DatabaseTable, Source[T_co]):
     """The description of a source of rows, which have a key."""
 
     table: str
@@ -234,10 +235,6 @@ class KeyedRows(DatabaseTable, SplitSource[T_co]):
     @property
     def key_columns(self) -> tuple[str, ...]:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
-
-    @property
-    def repeats(self) -> bool:
-        return False
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -251,11 +248,15 @@ class KeyedRows(DatabaseTable, SplitSource[T_co]):
 
 
 @dataclass(frozen=True, eq=False)
-class TableSource(KeyedRows[T_co]):
+class TableSource(KeyedRows[T_co], SplitSource[T_co]):
     """The description of a table as a source."""
 
     one_snapshot: bool
     name: str
+
+    @property
+    def repeats(self) -> bool:
+        return False
 
     @property
     def type(self) -> Any:

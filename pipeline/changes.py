@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_origin
 
 import msgspec
 
 from exactlyonce.pipeline.records import Record
 
 T = TypeVar("T")
+Unchanged: TypeAlias = msgspec.UnsetType
+"""The type of `UNCHANGED`, for a field of a row: ``text: str | Unchanged = UNCHANGED``."""
+UNCHANGED = msgspec.UNSET
+"""In place of a large value that an update has left as it was, and that the database has not sent. JSON lacks such a
+field; a sink with columns does not take its type."""
 Op: TypeAlias = Literal["read", "insert", "update", "delete", "truncate"]
 
 
@@ -45,3 +50,21 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     def record(self) -> Record[T | None]:
         """The row by its key, None once it is deleted. Raises ValueError of a truncate."""
         return Record(self.value, self.key, self.timestamp_ms)
+
+
+def holds_changes(type_: Any) -> bool:
+    """Whether *type_* is `Change`, of any row."""
+    return type_ is Change or get_origin(type_) is Change
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """A transaction whose changes are all there."""
+
+    transaction: int
+    """Its number in the database: `Change.transaction`."""
+    lsn: int
+    timestamp_ms: int
+    """The time of its commit."""
+    changes: dict[str, int]
+    """The number of its changes by table, and of its messages by prefix, as the pipeline reads them; also of those that
+    a row has which is read beside them."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exactlyonce.connectors.postgres.changes import PostgresChanges
+    from exactlyonce.connectors.changes import ChangeLog
 
 _DECLINED = 1
 _EXAMPLES = """\
-Make or remove the publication and the replication slot of each PostgresChanges of a
-pipeline. Each statement is printed, and run in the database of dsn=. From setup on the
-server keeps its log until the pipeline has read it: drop what is not read any more.
+Make or remove the publication and the replication slot that the PostgresChanges of a
+pipeline share. Each statement is printed, and run in the database of dsn=. From setup on
+the server keeps its log until the pipeline has read it: drop what is not read any more.
+For MySQLChanges there is nothing to make: setup checks the server and the tables.
 
 examples:
   exactlyonce changes setup shop:pipeline --dry-run
@@ -25,8 +25,9 @@ examples:
   exactlyonce changes drop shop:pipeline --yes
 """
 _SETUP = """\
-Make what is not there. The role of dsn= owns the table, has CREATE on the database and
-REPLICATION; `exactlyonce acls` prints what a role needs that only runs the pipeline.
+Make what is not there, and publish tables that are new to the pipeline. The role of dsn=
+owns the tables, has CREATE on the database and REPLICATION; `exactlyonce acls` prints what
+a role needs that only runs the pipeline.
 """
 _DROP = """\
 Remove the slots and the publications; the pipeline does not run. Changes from then on are
@@ -49,39 +50,37 @@ def add(commands: Commands) -> None:
 
 
 def set_up(args: argparse.Namespace) -> int:
-    for id, source in _sources(args):
-        there = f"nothing to do, slot {source.slot_name} is there; a second pipeline needs its own slot="
-        _show(id, source, source.setup(dry_run=args.dry_run), there)
+    for log in _logs(args):
+        _show(log, log.setup(dry_run=args.dry_run))
     return 0
 
 
 def drop(args: argparse.Namespace) -> int:
-    sources = list(_sources(args))
-    found = [(id, source, source.drop(dry_run=True)) for id, source in sources]
-    for id, source, statements in found:
-        _show(id, source, statements, "there is nothing to do")
-    if args.dry_run or not any(statements for *_, statements in found):
+    logs = _logs(args)
+    found = [(log, log.drop(dry_run=True)) for log in logs]
+    for log, statements in found:
+        _show(log, statements)
+    if args.dry_run or not any(statements for _, statements in found):
         return 0
     if not args.yes and not text.agreed("Drop them?"):
         print("Nothing was changed.")
         return _DECLINED
-    for _, source in sources:
-        source.drop()
+    for log in logs:
+        log.drop()
     return 0
 
 
-def _sources(args: argparse.Namespace) -> Iterator[tuple[str, PostgresChanges[Any]]]:
-    """The sources that capture changes, by id; ConfigError if there are none."""
-    from exactlyonce.connectors.postgres.changes import PostgresChanges
+def _logs(args: argparse.Namespace) -> list[ChangeLog]:
+    """The logs that the pipeline reads; ConfigError if there are none."""
+    from exactlyonce.connectors.changes import logs_of
 
     graph = loaded(args).pipeline.build()
-    sources = [(node.id, node.source) for node in graph.sources if isinstance(node.source, PostgresChanges)]
-    if not sources:
+    if not (logs := logs_of(graph)):
         raise ConfigError(f"{graph.pipeline_id} has no source that captures changes, as PostgresChanges.")
-    yield from sources
+    return logs
 
 
-def _show(id: str, source: PostgresChanges[Any], statements: list[str], otherwise: str) -> None:
-    """Print the statements as a script for psql, or *otherwise* if there are none."""
-    print(f"-- {id}: {source.table}" + ("" if statements else f": {otherwise}"))
+def _show(log: ChangeLog, statements: list[str]) -> None:
+    """Print the statements as a script for the database's client."""
+    print(f"-- {log.shown}: {', '.join(log.members)}" + ("" if statements else f": {log.nothing}"))
     print(*(f"{statement};\n" for statement in statements), sep="", end="")

@@ -125,6 +125,10 @@ class MySQLTable(DatabaseTable):
         with closing(MySQLSession(lambda: MySQLAddress.parse(look_up("dsn", dsn)))) as session:
             yield from session.objects(statement)
 
+    def reading_grants(self, user: str) -> tuple[str, ...]:
+        """The statements that let *user* read the table."""
+        return (f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';",)
+
     def address(self) -> MySQLAddress:
         """The server's address, looked up now."""
         return MySQLAddress.parse(look_up("dsn", self.dsn))

@@ -28,6 +28,7 @@ _AWAY = {
     **dict.fromkeys((1053, 1079), "is shutting down"),
     **dict.fromkeys((1152, 1158, 1159, 1160, 1161, 1184, 1927), "has ended the connection"),
     1205: "waited too long for a lock; another transaction holds it, or an ALTER TABLE is under way",
+    1412: "has changed the table since the snapshot that was to read it",
     **dict.fromkeys((1206, 1213, 1020, 1637), "has chosen this transaction to break a deadlock, and rolled it back"),
     **dict.fromkeys((1317, 1969, 3024), "was told to end the statement, by KILL or by its max_statement_time"),
     **dict.fromkeys((1021, 1114), "has no room left: make some on its disk, or lift the limit of its tablespace"),
@@ -216,6 +217,21 @@ class MySQLSession:
         if connection is not None and connection.open:
             with suppress(pymysql.MySQLError, OSError):
                 connection.close()
+
+    def handed_over(self, command: int, body: bytes) -> Any:
+        """Send a *command* to which the server answers with packets without end. Returns the socket, which does not
+        block; the session is good for nothing else from then on."""
+        connection = self._open
+        try:
+            connection._execute_command(command, body)
+        except pymysql.MySQLError as error:
+            raise self.as_ours(error) from None
+        connection._sock.setblocking(False)
+        return connection._sock
+
+    def as_ours(self, error: pymysql.MySQLError) -> StoreError | StoreUnavailable:
+        """See `as_ours`."""
+        return as_ours(error, self.address, self._timeout_s)
 
     @property
     def _open(self) -> pymysql.Connection[Any]:

@@ -74,4 +74,4 @@ class MySQLTableSource(MySQLTable, TableSource[T]):
 
     def grants(self, user: str) -> Grants:
         """See `Source`."""
-        return self.granted_by([f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';"])
+        return self.granted_by(self.reading_grants(user))

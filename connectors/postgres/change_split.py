@@ -1,52 +1,65 @@
-"""A slot's changes and the pages of its table as one split: each row that was there once, then its changes, in order.
+"""A slot's changes and the pages of its tables as one split: each row that was there once, then its changes, in order.
 
-A page is a range of keys in a snapshot of its own, read between two transactions of the stream. A change of a key that
-no page has yet is dropped: its page will have it. One of a key in the newest page is dropped if its transaction was
-visible there; all later ones are given. Invariants: the next page is read only once the stream has passed all that was
-visible in the newest; and only where every transaction with a dropped change is visible, which may be later than the
-server streams it. Only the server compares keys. What decides is part of the position.
+The tables are read one after the other, in pages. A page is a range of keys in a snapshot of its own, read between two
+transactions of the stream. A change of a key that no page has yet is dropped: its page will have it. One of a key in
+the newest page is dropped if its transaction was visible there; all later ones are given. Invariants: the next page is
+read only once the stream has passed all that was visible in the newest; and only where every transaction with a dropped
+change is visible, which may be later than the server streams it. Only the server compares keys. What decides is part of
+the position.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
+from msgspec.structs import replace
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.changes import Part, places_of
 from exactlyonce.connectors.postgres.change_stream import (
     APPLICATION,
     TEXTS,
     Begin,
     ChangeStream,
     End,
+    LogicalMessage,
     Relation,
     RowChange,
-    left_at,
+    Truncate,
     read_lsn,
     shown_lsn,
-    system_of,
 )
 from exactlyonce.connectors.postgres.change_values import (
-    Part,
     columns_in,
     key_texts,
-    places_of,
     relation_problems,
 )
-from exactlyonce.connectors.postgres.changes import PostgresChanges
+from exactlyonce.connectors.postgres.changes import PostgresSlot, PostgresTransactions
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.slot import Cursor, Pages, Slot, identity_of, lost, require_same, require_slot
-from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, found_table
+from exactlyonce.connectors.postgres.slot import (
+    CapturedTable,
+    Cursor,
+    Pages,
+    Slot,
+    followed,
+    lost,
+    require_same,
+    require_slot,
+)
+from exactlyonce.connectors.postgres.slot_status import SlotLog
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, TableInServer, found_table
+from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
-from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.pipeline.changes import Transaction
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -65,35 +78,51 @@ _PAGE_SETTINGS = {
 """Of the session that reads pages. A policy that would hide rows is an error."""
 
 
+class Left(NamedTuple):
+    """A change that is left to a page."""
+
+    mark: str
+
+
 class OpenSlot(OpenSplit):
     """See the module. It holds a stream, and a session for questions and pages."""
 
-    def __init__(self, source: PostgresChanges[Any], position: SourceOffset) -> None:
-        self._source, self._id = source, position.source
-        self.name, self._identity = f"the changes of {source.table}", position.identity
+    def __init__(self, slot: PostgresSlot, position: SourceOffset) -> None:
+        self._slot, self._id, self._position = slot, position.source, position
+        self.name = f"the changes of {slot.contents}"
         self._cursor = msgspec.json.decode(position.cursor, type=Cursor)
-        self._session = PostgresConnection(source.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
+        self._session = PostgresConnection(slot.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
+        self._log = SlotLog(self._session, slot.name)
+        self._tables: dict[int, CapturedTable] = {}
+        """By oid."""
+        self._marks = slot.prefixes
+        """Of messages, by prefix."""
+        ends = any(isinstance(member, PostgresTransactions) for member in slot.members.values())
+        self._counts: Counter[str] | None = Counter() if ends else None
+        """The changes of the transaction at hand, by mark, if its end is a record."""
+        shown = {source.mark: source.table for members in slot.tables for source in members.values()}
+        self._shown = {**shown, **{mark: prefix for prefix, mark in self._marks.items()}}
+        """By mark: the table or the prefix."""
         self._stream: ChangeStream | None = None
         self._page: deque[Part] = deque()
         """The rows of the newest page that were not returned yet."""
-        self._ready = deque[tuple[Part | End, bool]]()
-        """What was fetched of the stream, and whether it is to be given."""
-        self._skip = 0
-        """The changes of the transaction at hand that were done with before the stream began."""
+        self._ready = deque[Part | End | Left]()
+        """What was fetched of the stream."""
+        self._skip: dict[str, int] = {}
+        """The changes, by their mark, of the transaction at hand that were done with before the stream began."""
+        self._names: dict[str, str] = {}
+        """By mark: the name of its changes in `Cursor.done`."""
         self._end: int | None = None
         """A position of the server's log, asked since the stream last gave anything."""
         self._ask_s = self._page_s = 0.0
         """The times of the next question, and of the next try to read a page that was not whole."""
-        self._places: tuple[int, ...] = ()
-        """Of the key's columns in a row of the stream."""
-        self._dropped: Begin | None = None
-        """The last transaction with a dropped change."""
-        self._began_again: tuple[int, int] | None = None
+        self._began_again: tuple[int, dict[str, int]] | None = None
         """The place where the stream was last begun again after a fault."""
+        self._near = 0
+        """The number of the next transaction when the server was last asked, for tables without a snapshot."""
         self._is_last = False
-        """Whether there is no page after the newest."""
+        """Whether there is no page of its table after the newest."""
         try:
-            self._table = found_table(self._session, source, self._id)
             self._start(take_over=True)
         except BaseException:
             self.close()
@@ -103,11 +132,17 @@ class OpenSlot(OpenSplit):
 
     def _start(self, *, take_over: bool) -> None:
         """Begin to stream at the position. Raises Halt where the slot does not have it any more."""
-        source, cursor = self._source, self._cursor
-        system = system_of(source.dsn)
-        require_same(identity_of(self._session, source, system), self._identity, self._id)
+        slot, cursor = self._slot, self._cursor
+        self._stream = stream = ChangeStream(slot.dsn)
+        system = stream.system()
+        position = msgspec.structs.replace(self._position, cursor=self.cursor)
+        if self._tables:
+            require_same(self._session, slot, system, position)
+        else:
+            self._tables = {table.there.oid: table for table in followed(self._session, slot, system, position)}
+            cursor.tables = {oid: table.cursor for oid, table in self._tables.items()}
         if system.timeline != cursor.timeline:
-            left = left_at(source.dsn, cursor.timeline, system.timeline)
+            left = stream.left_at(cursor.timeline, system.timeline)
             if left is None or left < cursor.lsn:
                 raise lost(
                     self._id,
@@ -115,23 +150,29 @@ class OpenSlot(OpenSplit):
                     f"{system.timeline} since a failover, left that one before: it lacks changes that were read",
                 )
             cursor.timeline = system.timeline
-        slot = require_slot(self._session, source, self._id)
-        if read_lsn(slot.confirmed) > cursor.lsn:
+        there = require_slot(self._session, slot, self._id)
+        if read_lsn(there.confirmed) > cursor.lsn:
             raise lost(
                 self._id,
-                f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {slot.confirmed}: somebody "
-                f"has moved it, as a second pipeline does with this slot=, or this checkpoint is older than the last "
-                f"one of the pipeline",
+                f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {there.confirmed}: "
+                f"somebody has moved it, as a second pipeline does with this slot=, or this checkpoint is older than "
+                f"the last one of the pipeline",
             )
-        if slot.holder is not None:
-            self._free(slot, take_over=take_over)
-        self._stream = ChangeStream(source.dsn, source.slot_name, self._table, cursor.lsn)
-        self._skip, self._end = cursor.index, None
+        if there.holder is not None:
+            self._free(there, take_over=take_over)
+        stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
+        tables = {table.mark: str(oid) for oid, table in self._tables.items()}
+        self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
+        if self._counts is not None:
+            self._counts.clear()
+        cursor.done = {name: count for name, count in cursor.done.items() if name in self._names.values()}
+        self._skip = {mark: cursor.done.get(name, 0) for mark, name in self._names.items()} if cursor.done else {}
+        self._end = None
         self._ready.clear()
 
     def _free(self, slot: Slot, *, take_over: bool) -> None:
         """End the session that reads the slot, if it is one of ours that is left over."""
-        what = f"Slot {self._source.slot_name!r} of source {self._id!r} is read by process {slot.holder} of the server"
+        what = f"Slot {self._slot.name!r} of source {self._id!r} is read by process {slot.holder} of the server"
         if slot.holder_name != APPLICATION:
             raise ConfigError(
                 f"{what}, of {slot.holder_name!r}. A slot has one reader: give this source its own slot=."
@@ -145,7 +186,7 @@ class OpenSlot(OpenSplit):
     def read(self, records_max: int) -> list[Part]:
         if self._page:
             return self._page_rows(records_max)
-        began = self._cursor.lsn, self._cursor.index
+        began = self._cursor.lsn, dict(self._cursor.done)
         try:
             return self._read(records_max)
         except StoreUnavailable:
@@ -157,137 +198,181 @@ class OpenSlot(OpenSplit):
             return []
 
     def _read(self, records_max: int) -> list[Part]:
-        pages = self._cursor.pages
-        if pages is not None and self._is_due():
+        table = self._unread
+        if table is not None and self._is_due(table):
+            pages = table.cursor.pages
+            assert pages is not None
             if pages.last:
-                self._cursor.pages = None
-            elif not self._read_page(pages):
-                return []
-            else:
+                table.cursor.pages = None
+            elif self._read_page(table, pages):
                 return self._page_rows(records_max)
+            elif pages.dropped:
+                return []
         if not self._ready:
             self._fetch(records_max)
         return self._taken(records_max)
 
-    def _is_due(self) -> bool:
-        """Whether the stream is where the next page is read, or the last one is over."""
-        pages = self._cursor.pages
+    @property
+    def _unread(self) -> CapturedTable | None:
+        """The first table that was not wholly read."""
+        return next((table for table in self._tables.values() if table.cursor.pages is not None), None)
+
+    def _is_due(self, table: CapturedTable) -> bool:
+        """Whether the stream is where the next page of *table* is read, or its last one is over."""
+        pages = table.cursor.pages
         at_end = self._stream is not None and not self._stream.inside and not self._ready
         return pages is not None and at_end and (not pages.snapshot or self._cursor.lsn >= pages.until)
 
     def _fetch(self, records_max: int) -> None:
         """Fetch the next changes of the stream; those that pages have, or will have, are not to be given."""
         assert self._stream is not None
-        pages = self._cursor.pages
+        unread = self._unread
+        pages = None if unread is None else unread.cursor.pages
+        is_held = pages is not None and pages.since > 0 and time.monotonic() < self._page_s
         items: list[Part | End] = []
         count, count_max = 0, records_max if pages is None else max(records_max, JUDGED_MAX)
         for message in self._stream.messages():
             match message:
                 case RowChange():
                     parts = self._parts(message)
-                    skipped = min(self._skip, len(parts))
-                    self._skip -= skipped
-                    count += len(parts) - skipped
-                    items += parts[skipped:]
-                    if pages is not None and message.op == "truncate":
-                        break  # it begins the pages anew
                 case Relation():
                     self._look_at(message)
+                    continue
                 case End(lsn, is_commit):
                     if is_commit:
-                        self._skip = 0
+                        items += self._ended()  # no position lies between it and the commit
+                        self._skip = {}
                     items.append(message)
-                    if pages is not None and lsn >= pages.until:
+                    if pages is not None and lsn >= pages.until and not is_held:
                         break  # a page is due
-            if count >= count_max:
-                break
+                    parts = []
+                case Truncate(changes):
+                    parts = [Part(self._table_of(change).mark, (), change) for change in changes]
+                case LogicalMessage(prefix):
+                    parts = [Part(self._marks[prefix], (), message)]
+            if self._counts is not None:
+                self._counts.update(part.mark for part in parts)
+            if self._skip:
+                parts = [part for part in parts if not self._is_done(part)]
+            count += len(parts)
+            items += parts
+            if count >= count_max or (pages is not None and isinstance(message, Truncate)):
+                break  # a truncate begins pages anew
         if items:
             self._end = None
-            self._ready.extend(zip(items, self._judged(items, pages), strict=True))
+            self._ready.extend(items if unread is None else self._judged(items))
+
+    def _ended(self) -> list[Part]:
+        """The end of the transaction at hand, if it is a record and has changes."""
+        if not self._counts or self._stream is None:
+            return []
+        begin, counts = self._stream.begin, {self._shown[mark]: count for mark, count in self._counts.items()}
+        self._counts.clear()
+        return [
+            Part(
+                PostgresTransactions.mark,
+                (),
+                Transaction(begin.transaction or 0, begin.lsn, begin.timestamp_ms, counts),
+            )
+        ]
+
+    def _is_done(self, part: Part) -> bool:
+        """Whether *part* was done with before the stream began."""
+        left = self._skip[part.mark]
+        self._skip[part.mark] = left - 1
+        return left > 0
 
     def _taken(self, records_max: int) -> list[Part]:
         """What is fetched, up to *records_max* changes that are to be given."""
         given: list[Part] = []
+        within: list[Part | Left] = []  # done with of the transaction that is not over
         cursor, ready = self._cursor, self._ready
         while ready:
-            item, is_given = ready[0]
+            item = ready[0]
             if isinstance(item, End):
-                if item.is_commit or not cursor.index:
-                    cursor.lsn, cursor.index = max(item.lsn, cursor.lsn), 0
-            elif is_given and len(given) == records_max:
+                if item.is_commit or not (within or cursor.done):
+                    cursor.lsn = max(item.lsn, cursor.lsn)
+                    within.clear()
+                    cursor.done.clear()
+            elif isinstance(item, Left):
+                within.append(item)
+            elif len(given) == records_max:
                 break
             else:
-                cursor.index += 1
-                if is_given:
-                    given.append(item)
-                if not item.key and cursor.pages is not None:
-                    self._begin_anew(cursor.pages, item.change.begin)
+                within.append(item)
+                given.append(item)
+                if not item.key and isinstance(item.change, RowChange):
+                    self._begin_anew(self._table_of(item.change), item.change.begin)
             ready.popleft()
+        for mark, count in Counter([part.mark for part in within]).items():
+            name = self._names[mark]
+            cursor.done[name] = cursor.done.get(name, 0) + count
         return given
+
+    def _table_of(self, change: RowChange) -> CapturedTable:
+        return self._tables[change.relation.oid]
 
     def _parts(self, change: RowChange) -> list[Part]:
         """The change; two if it changes the key."""
-        if change.op == "truncate":
-            return [Part(change, ())]
-        places = self._places
+        table = self._tables[change.relation.oid]
+        places, mark = table.places, table.mark
         old = None if change.old is None else key_texts(change.old, places)
         if change.new is None:
             assert old is not None
-            return [Part(change, old)]
+            return [Part(mark, old, change)]
         new = key_texts(change.new, places, change.old)
         if old is None or old == new:
-            return [Part(change, new)]
+            return [Part(mark, new, change)]
         return [
-            Part(change._replace(op="delete", new=None), old),
-            Part(change._replace(op="insert"), new),
+            Part(mark, old, replace(change, op="delete", new=None)),
+            Part(mark, new, replace(change, op="insert")),
         ]
 
     def _look_at(self, relation: Relation) -> None:
-        """Raise Halt if the table's columns are not those of the record's type any more."""
-        self._require_same_table(relation.oid)
-        if wrong := list(relation_problems(self._source, relation)):
-            raise Halt(
-                f"Source {self._id!r} cannot read the next changes of {self._source.table}, whose columns were "
-                f"changed: {'; '.join(wrong)}. A column that is renamed, dropped or new to the record's type is not "
-                f"guessed: run the program that fits these changes until all of them are read, then the next one.",
-                operator=self._id,
-            )
-        self._places = places_of(self._source.key_columns, relation)
-
-    def _require_same_table(self, oid: int) -> None:
-        if oid != self._table.oid:
-            raise lost(self._id, f"cannot go on: the table {self._source.table} was dropped and made anew")
+        """Raise Halt if a table's columns are not those of the records' types any more."""
+        table = self._tables.get(relation.oid)
+        if table is None:
+            raise lost(self._id, f"cannot go on: a table of {self._slot.contents} was dropped and made anew")
+        for id, source in table.members.items():
+            if wrong := list(relation_problems(source, relation)):
+                raise source.columns_changed(id, wrong)
+        table.places = places_of(table.source.key_columns, [column.name for column in relation.columns])
+        if table.cursor.pages is not None:
+            table.there = self._found(table)  # the type of its key may be wider by now
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
-    def _judged(self, items: list[Part | End], pages: Pages | None) -> list[bool]:
-        """Whether each of *items* is to be given: no page has it, or will have it."""
-        if pages is None:
-            return [True] * len(items)
-        keyed = [item for item in items if isinstance(item, Part) and item.key]
-        zones = iter(self._zones(pages, keyed))
-        judged: list[bool] = []
-        for item in items:
-            if isinstance(item, End) or not item.key:
-                judged.append(True)
+    def _judged(self, items: Sequence[Part | End]) -> list[Part | End | Left]:
+        """*items*, without the changes that a page has, or will have."""
+        judged: list[Part | End | Left] = [*items]
+        for table in self._tables.values():
+            if (pages := table.cursor.pages) is None:
                 continue
-            zone, begin = next(zones), item.change.begin
-            judged.append(zone is _READ or (zone is _NEWEST and not self._visible(pages, begin)))
-            if zone is _UNREAD:
-                self._note_dropped(pages, begin)
+            mark = table.mark
+            places = [
+                place for place, item in enumerate(items)
+                if isinstance(item, Part) and item.mark == mark and item.key
+            ]  # fmt: skip
+            keyed = [cast("Part", items[place]) for place in places]
+            for place, part, zone in zip(places, keyed, self._zones(table, pages, keyed), strict=True):
+                begin = part.change.begin
+                if zone is _UNREAD or (zone is _NEWEST and self._visible(pages, begin)):
+                    judged[place] = Left(mark)
+                if zone is _UNREAD:
+                    self._note_dropped(table, pages, begin)
         return judged
 
-    def _zones(self, pages: Pages, parts: Sequence[Part]) -> list[str]:
+    def _zones(self, table: CapturedTable, pages: Pages, parts: Sequence[Part]) -> list[str]:
         """Where the key of each change lies: in a page before the newest, in the newest, or in none."""
         if pages.through is None and not pages.last:
             return [_UNREAD] * len(parts)
-        read, newest = self._at_most(pages.after, parts), self._at_most(pages.through, parts)
+        read, newest = self._at_most(table, pages.after, parts), self._at_most(table, pages.through, parts)
         return [
             _READ if is_read else _NEWEST if is_newest or pages.last else _UNREAD
             for is_read, is_newest in zip(read, newest, strict=True)
         ]
 
-    def _at_most(self, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
+    def _at_most(self, table: CapturedTable, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
         """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
         if bound is None or not parts:
             return [False] * len(parts)
@@ -295,13 +380,13 @@ class OpenSlot(OpenSplit):
         names = sql.SQL(", ").join(sql.Identifier(f"k{place}") for place in range(len(bound)))
         arrays = sql.SQL(", ").join(sql.SQL(f"${place}::text[]") for place in range(1, len(bound) + 1))
         keys = sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(sql.Identifier(f"k{place}"), sql.SQL(self._table.types[column]))
-            for place, column in enumerate(self._table.key)
+            sql.SQL("{}::{}").format(sql.Identifier(f"k{place}"), sql.SQL(table.there.types[column]))
+            for place, column in enumerate(table.there.key)
         )
         query = sql.SQL(
             "SELECT ROW({keys}) <= ROW({bound}) FROM unnest({arrays}) WITH ORDINALITY AS k({names}, place)"
             " ORDER BY place"
-        ).format(keys=keys, bound=self._literals(bound), arrays=arrays, names=names)
+        ).format(keys=keys, bound=_literals(table.there, bound), arrays=arrays, names=names)
         return [bool(row[0]) for row in self._session.rows(query, tuple(columns))]
 
     def _visible(self, pages: Pages, begin: Begin) -> bool:
@@ -310,86 +395,82 @@ class OpenSlot(OpenSplit):
     def _number(self, pages: Pages, begin: Begin) -> int:
         """The transaction's number of 64 bits: the one nearest to the newest that is known."""
         assert begin.transaction is not None
-        near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._snapshot_now().xmax
+        near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._near or self._snapshot_now().xmax
         number = (near & ~0xFFFFFFFF) | begin.transaction
         return number + (((near - number) + 0x80000000) >> 32 << 32)
 
     def _snapshot_now(self) -> Snapshot:
         ((text,),) = self._session.rows("SELECT pg_current_snapshot()::text")
+        self._near = snapshot_of(text).xmax
         return snapshot_of(text)
 
-    def _note_dropped(self, pages: Pages, begin: Begin) -> None:
-        if begin is self._dropped:
+    def _note_dropped(self, table: CapturedTable, pages: Pages, begin: Begin) -> None:
+        if begin is table.noted:
             return
-        self._dropped = begin
+        table.noted = begin
         pages.dropped.append(self._number(pages, begin))
         if len(pages.dropped) % DROPPED_MAX == 0:
             now = self._snapshot_now()
             pages.dropped = [number for number in dict.fromkeys(pages.dropped) if not now.sees(number)]
 
-    def _begin_anew(self, pages: Pages, begin: Begin) -> None:
-        """All rows are gone: read those that come since then."""
-        self._note_dropped(pages, begin)
-        pages.after = pages.through = None
-        pages.last, pages.snapshot, pages.until = False, "", 0
+    def _begin_anew(self, table: CapturedTable, begin: Begin) -> None:
+        """All rows are gone: read those that come since then, if the table is not wholly read."""
+        if (pages := table.cursor.pages) is not None:
+            self._note_dropped(table, pages, begin)
+            pages.after = pages.through = None
+            pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
-    def _read_page(self, pages: Pages) -> bool:
-        """Read the next page; False where a transaction with a dropped change is not visible yet."""
+    def _found(self, table: CapturedTable) -> TableInServer:
+        """The table as it is in the server now. Raises Halt if it was made anew."""
+        there = found_table(self._session, table.source, table.id)
+        if there.oid != table.there.oid:
+            raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
+        return there
+
+    def _read_page(self, table: CapturedTable, pages: Pages) -> bool:
+        """Read the next page; False where a transaction that it has to see is not visible yet."""
         session, now_s = self._session, time.monotonic()
-        if pages.dropped and now_s < self._page_s:
+        if (pages.dropped or pages.since) and now_s < self._page_s:
             return False
         self._page_s = now_s + ASK_S
         after = pages.through
-        session.begin("exactlyonce", 0, snapshot="", reads=self._table.name)
+        session.begin("exactlyonce", 0, snapshot="", reads=table.there.name)
         try:
-            table = found_table(session, self._source, self._id)  # its columns may be others by now
-            self._require_same_table(table.oid)
-            self._table = table
+            table.there = there = self._found(table)  # its columns may be others by now
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
             )
             snapshot = snapshot_of(text)
-            if not all(map(snapshot.sees, pages.dropped)):
+            if snapshot.xmin < pages.since or not all(map(snapshot.sees, pages.dropped)):
                 return False
-            lines = session.copied(self._page_query(after))
+            lines = session.copied(_page_query(there, after))
         finally:
             session.end()
         with session.transaction("exactlyonce"):
             session.rows("SET LOCAL synchronous_commit = local")
             ((until,),) = session.rows("SELECT pg_logical_emit_message(true, 'exactlyonce', '')::text")
-        pages.dropped, pages.after, pages.snapshot, pages.until = [], after, text, read_lsn(until)
-        relation = columns_in(self._table)
+        pages.dropped, pages.since, pages.after, pages.snapshot = [], 0, after, text
+        pages.until = read_lsn(until)
+        relation = columns_in(there)
         begin = Begin(self._cursor.lsn, time_ms, None)
-        places = places_of(self._table.key, relation)
+        places, mark = places_of(there.key, [column.name for column in relation.columns]), table.mark
         for line in lines:
             row = _fields(line)
-            self._page.append(Part(RowChange("read", None, row, relation, begin), key_texts(row, places)))
+            self._page.append(Part(mark, key_texts(row, places), RowChange("read", None, row, relation, begin)))
         self._is_last = len(lines) < PAGE_ROWS
         pages.last = self._is_last and not lines
         return True
 
     def _page_rows(self, records_max: int) -> list[Part]:
-        pages = self._cursor.pages
-        assert pages is not None
+        table = self._unread
+        assert table is not None
+        assert table.cursor.pages is not None
         rows = [self._page.popleft() for _ in range(min(records_max, len(self._page)))]
         if rows:
-            pages.through = rows[-1].key
-            pages.last = self._is_last and not self._page
+            table.cursor.pages.through = rows[-1].key
+            table.cursor.pages.rows += len(rows)
+            table.cursor.pages.last = self._is_last and not self._page
         return rows
-
-    def _page_query(self, after: Key | None) -> sql.Composed:
-        table = self._table
-        key = sql.SQL(", ").join(map(sql.Identifier, table.key))
-        above = sql.SQL("") if after is None else sql.SQL("WHERE ROW({}) > ROW({})").format(key, self._literals(after))
-        return sql.SQL("COPY (SELECT {} FROM {} {} ORDER BY {} LIMIT {}) TO STDOUT").format(
-            sql.SQL(", ").join(map(sql.Identifier, table.types)), table.name, above, key, sql.Literal(PAGE_ROWS)
-        )
-
-    def _literals(self, key: Key) -> sql.Composed:
-        return sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(self._table.types[column]))
-            for column, text in zip(self._table.key, key, strict=True)
-        )
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -406,10 +487,25 @@ class OpenSlot(OpenSplit):
             self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
             if self._cursor.lsn < self._end:
                 self._stream.ask()
-        return self._end is not None and self._cursor.lsn >= self._end and self._cursor.pages is None
+        return self._end is not None and self._cursor.lsn >= self._end and self._unread is None
 
-    def buffered(self) -> int:
-        return len(self._page) + len(self._ready)
+    def log(self) -> LogRead:
+        committed_ms = 0 if self._stream is None else self._stream.committed_ms
+        return self._log.look(self._cursor.lsn, committed_ms, list(self._tables_read()))
+
+    def _tables_read(self) -> Iterator[TableRead]:
+        for table in self._tables.values():
+            if (pages := table.cursor.pages) is not None:
+                page = max(int(table is self._unread), -(-pages.rows // PAGE_ROWS))
+                yield TableRead(table.source.table, page, max(1, page, -(-self._rows_about(table) // PAGE_ROWS)))
+
+    def _rows_about(self, table: CapturedTable) -> int:
+        """The server's estimate of the table's rows; 0: it does not answer."""
+        try:
+            ((text,),) = self._session.rows(sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM {}").format(table.there.name))
+        except (StoreError, StoreUnavailable):
+            return 0
+        return int(text[0]["Plan"]["Plan Rows"])
 
     def finalized(self, position: SourceOffset) -> None:
         if self._stream is not None:
@@ -426,6 +522,21 @@ class OpenSlot(OpenSplit):
 
 
 _READ, _NEWEST, _UNREAD = "read", "newest", "unread"
+
+
+def _page_query(table: TableInServer, after: Key | None) -> sql.Composed:
+    key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+    above = sql.SQL("") if after is None else sql.SQL("WHERE ROW({}) > ROW({})").format(key, _literals(table, after))
+    return sql.SQL("COPY (SELECT {} FROM {} {} ORDER BY {} LIMIT {}) TO STDOUT").format(
+        sql.SQL(", ").join(map(sql.Identifier, table.types)), table.name, above, key, sql.Literal(PAGE_ROWS)
+    )
+
+
+def _literals(table: TableInServer, key: Key) -> sql.Composed:
+    return sql.SQL(", ").join(
+        sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(table.types[column]))
+        for column, text in zip(table.key, key, strict=True)
+    )
 
 
 class Snapshot(NamedTuple):

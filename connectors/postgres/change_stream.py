@@ -1,4 +1,4 @@
-"""The stream of a logical slot: messages of pgoutput, version 1, as changes of one table and ends of transactions.
+"""The stream of a logical slot: messages of pgoutput, version 1, as changes of tables and ends of transactions.
 
 Invariants: a transaction comes whole, after its commit, and transactions in the order of their commits. Whoever starts
 at the end of a commit gets the next transaction from its first change on. The slot is told how far it may forget by
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import psycopg
 from psycopg import sql
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.table_rows import VALUE_TEXTS, TableInServer
+from exactlyonce.connectors.postgres.table_rows import VALUE_TEXTS
 from exactlyonce.pipeline.changes import Op
 
 TEXTS = {"client_encoding": "UTF8", "options": " ".join(f"-c {name}={value}" for name, value in VALUE_TEXTS.items())}
@@ -46,7 +47,7 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """The columns of the table from the next change on."""
+    """The columns of a table from its next change on."""
 
     oid: int
     columns: tuple[Column, ...]
@@ -64,13 +65,27 @@ class Begin(NamedTuple):
     """Its number, of 32 bits."""
 
 
-class RowChange(NamedTuple):
+class RowChange(msgspec.Struct, frozen=True, gc=False):
     """A change of a row, with all columns in the order of the relation; an old row may have only those of its key."""
 
     op: Op
     old: Values | None
     new: Values | None
     relation: Relation
+    begin: Begin
+
+
+class Truncate(NamedTuple):
+    """All rows of these tables are gone, by one statement."""
+
+    changes: list[RowChange]
+
+
+class LogicalMessage(NamedTuple):
+    """A message that a transaction has written into the log."""
+
+    prefix: str
+    content: bytes
     begin: Begin
 
 
@@ -83,7 +98,7 @@ class End(NamedTuple):
     this one ended may still come."""
 
 
-Message = RowChange | Relation | End
+Message = RowChange | Truncate | LogicalMessage | Relation | End
 
 
 class System(NamedTuple):
@@ -94,90 +109,125 @@ class System(NamedTuple):
 
 
 class ChangeStream:
-    """A walsender's stream from *lsn* on, the end of a transaction."""
+    """A walsender and its stream from a position on, the end of a transaction."""
 
-    def __init__(self, dsn: str, slot: str, table: TableInServer, lsn: int) -> None:
-        """*slot* is also the publication's name. The *table* may have had another name."""
+    def __init__(self, dsn: str) -> None:
         self._connection = PostgresConnection(
             dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **TEXTS}
         )
-        self._table = table
-        self._relation, self._begin = Relation(0, ()), Begin(0, 0, None)
-        self._acknowledged = lsn
+        self._relations: dict[int, Relation | None] = {}
+        """By oid of each table that is read; None: its columns are not known yet."""
+        self._names: list[sql.Identifier] = []
+        self._prefixes: frozenset[str] = frozenset()
+        self.begin = Begin(0, 0, None)
+        """The newest transaction that has begun to come."""
         self.inside = False
         """Whether a transaction has begun."""
+        self._acknowledged = 0
+        self._status_s = 0.0
+
+    def system(self) -> System:
+        """The identity of the server's log now."""
+        ((id, timeline, *_),) = self._connection.rows(sql.Composed([sql.SQL("IDENTIFY_SYSTEM")]))
+        return System(id, int(timeline))
+
+    def left_at(self, timeline: int, now: int) -> int | None:
+        """The position at which *timeline* was left on the way to the timeline *now*; None if it was not."""
+        ((_, content),) = self._connection.rows(sql.SQL("TIMELINE_HISTORY {}").format(sql.SQL(str(now))))
+        text = content.decode() if isinstance(content, bytes) else content
+        fields = (line.split() for line in text.splitlines())
+        return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)
+
+    def start(
+        self, slot: str, lsn: int, tables: Mapping[int, sql.Identifier], prefixes: Collection[str] = ()
+    ) -> None:  # fmt: skip
+        """Begin to stream at *lsn*: the changes of *tables*, by oid, which may have had other names, and the messages
+        with these *prefixes*. *slot* is also the publication's name."""
+        self._relations, self._names = dict.fromkeys(tables), list(tables.values())
+        self._prefixes, self._acknowledged = frozenset(prefixes), lsn
         self._status_s = time.monotonic()
-        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})").format(
-            sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"')
-        )
+        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}{})").format(
+            sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"'),
+            sql.SQL(", messages 'true'" if prefixes else ""),
+        )  # fmt: skip
         self._copy = self._connection.replicate(command)
+
+    @property
+    def committed_ms(self) -> int:
+        """The time of the newest commit that has begun to come; 0: none has."""
+        return self.begin.timestamp_ms
 
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
-        copy, consumed = self._copy, False
+        copy, is_fresh = self._copy, False
         try:
             if time.monotonic() - self._status_s > STATUS_S:
                 self._tell(False)
             while True:
                 length, data = copy.get_copy_data(1)
                 if length > 0:
-                    yield from self._message(bytes(data))
+                    is_fresh = False
+                    if (message := self._message(bytes(data))) is not None:
+                        yield message
                 elif length < 0:
                     result = copy.get_result()
                     raise psycopg.OperationalError(
                         "the server has ended the stream" if result is None else result.error_message.decode()
                     )
-                elif consumed:
+                elif is_fresh:
                     return
                 else:
-                    copy.consume_input()
-                    consumed = True
+                    copy.consume_input()  # a few kB
+                    is_fresh = True
         except psycopg.Error as error:
             raise self._connection.lost(error) from None
 
-    def _message(self, data: bytes) -> Iterator[Message]:
+    def _message(self, data: bytes) -> Message | None:
+        """None: it is of no table that is read, or only says something of what comes."""
         if data[0] == 0x6B:  # k: a keepalive
-            _, end, _, asks = struct.unpack_from("!cQQB", data)
-            if asks:
-                self._tell(False)
-            if not self.inside:
-                yield End(end, False)
-            return
+            return self._keepalive(data)
         kind = data[_HEADER : _HEADER + 1]
-        if kind in b"IUD":
-            (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
-            if oid == self._relation.oid:
-                yield self._row_change(kind, data)
-        elif kind == b"B":
+        if (op := _OPS.get(kind)) is not None:
+            relation = self._relations.get(_LENGTH(data, _HEADER + 1)[0])
+            return None if relation is None else _row_change(op, data, relation, self.begin)
+        if kind == b"B":
             lsn, at_us, transaction = struct.unpack_from("!QqI", data, _HEADER + 1)
             self.inside = True
-            self._begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
+            self.begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
         elif kind == b"C":
             (end,) = struct.unpack_from("!Q", data, _HEADER + 10)
             self.inside = False
-            yield End(end, True)
+            return End(end, True)
         elif kind == b"R":
-            yield from self._relation_of(data)
+            return self._relation_of(data)
         elif kind == b"T":
             count, _ = struct.unpack_from("!IB", data, _HEADER + 1)
-            if self._relation.oid in struct.unpack_from(f"!{count}I", data, _HEADER + 6):
-                yield RowChange("truncate", None, None, self._relation, self._begin)
+            truncated = map(self._relations.get, struct.unpack_from(f"!{count}I", data, _HEADER + 6))
+            return Truncate(
+                [RowChange("truncate", None, None, relation, self.begin) for relation in truncated if relation]
+            )
+        elif kind == b"M":
+            return self._logical_message(data)
+        return None
 
-    def _row_change(self, kind: bytes, data: bytes) -> RowChange:
-        at, old = _HEADER + 5, None
-        if data[at : at + 1] in b"KO":
-            old, at = _values(data, at + 1)
-        if kind == b"D":
-            return RowChange("delete", old, None, self._relation, self._begin)
-        new, _ = _values(data, at + 1)
-        return RowChange("insert" if kind == b"I" else "update", old, new, self._relation, self._begin)
+    def _keepalive(self, data: bytes) -> End | None:
+        _, end, _, asks = struct.unpack_from("!cQQB", data)
+        if asks:
+            self._tell(False)
+        return None if self.inside else End(end, False)
 
-    def _relation_of(self, data: bytes) -> Iterator[Relation]:
+    def _logical_message(self, data: bytes) -> LogicalMessage | None:
+        (is_transactional,) = struct.unpack_from("!B", data, _HEADER + 1)
+        prefix, _, rest = data[_HEADER + 10 :].partition(b"\0")
+        is_read = is_transactional and prefix.decode() in self._prefixes
+        return LogicalMessage(prefix.decode(), rest[4:], self.begin) if is_read else None
+
+    def _relation_of(self, data: bytes) -> Relation | None:
         (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
         schema, name, rest = data[_HEADER + 5 :].split(b"\0", 2)
-        is_namesake = sql.Identifier(schema.decode() or "pg_catalog", name.decode()) == self._table.name
-        if oid != self._table.oid and not is_namesake:
-            return
+        is_namesake = sql.Identifier(schema.decode() or "pg_catalog", name.decode()) in self._names
+        if oid not in self._relations and not is_namesake:
+            return None
         is_full = rest[:1] == b"f"
         (count,), at = struct.unpack_from("!H", rest, 1), 3
         columns = []
@@ -186,8 +236,8 @@ class ChangeStream:
             (type_oid,) = struct.unpack_from("!I", rest, end + 1)
             columns.append(Column(rest[at + 1 : end].decode(), type_oid, bool(rest[at] & 1)))
             at = end + 9
-        self._relation = Relation(oid, tuple(columns), is_full)
-        yield self._relation
+        self._relations[oid] = relation = Relation(oid, tuple(columns), is_full)
+        return relation
 
     def finalized(self, lsn: int) -> None:
         """The server may forget what lies before *lsn*. Says so at once; if that fails, `messages` notices."""
@@ -215,15 +265,25 @@ class ChangeStream:
         self._connection.close()
 
 
+_OPS: dict[bytes, Op] = {b"I": "insert", b"U": "update", b"D": "delete"}
+
+
+def _row_change(op: Op, data: bytes, relation: Relation, begin: Begin) -> RowChange:
+    at, old = _HEADER + 5, None
+    if data[at] != 0x4E:  # N: the new row; before it may be the old one, or its key
+        old, at = _values(data, at + 1)
+    return RowChange(op, old, None if op == "delete" else _last_values(data, at + 1), relation, begin)
+
+
 def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:
     """The values of a row in *data* from *at* on, and where it ends."""
-    (count,) = struct.unpack_from("!H", data, at)
+    (count,) = _COUNT(data, at)
     at += 2
     values: list[bytes | None] = []
     for _ in range(count):
         if data[at] == 0x74:  # t: text
             begin = at + 5
-            at = begin + int.from_bytes(data[at + 1 : begin], "big")
+            at = begin + _LENGTH(data, at + 1)[0]
             values.append(data[begin:at])
         else:
             values.append(None if data[at] == 0x6E else UNCHANGED)
@@ -231,25 +291,28 @@ def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:
     return values, at
 
 
-def _answer(dsn: str, command: sql.Composed) -> tuple[Any, ...]:
-    """The one row that a walsender answers to *command*."""
-    with closing(PostgresConnection(dsn, Limits(), {"replication": "database"})) as connection:
-        (row,) = connection.rows(command)
-        return row
+_COUNT, _LENGTH = struct.Struct("!H").unpack_from, struct.Struct("!I").unpack_from
+_SHORT = b"t\0\0\0"
+"""Before a text of less than 256 bytes and the last byte of its length. A text has no byte 0."""
+
+
+def _last_values(data: bytes, at: int) -> list[bytes | None]:
+    """The values of the row in *data* from *at* to its end; most rows have only short texts.
+
+    >>> _last_values(b"\\0\\2t\\0\\0\\0\\2att\\0\\0\\0\\0", 0)
+    [b'at', b'']
+    >>> _, long = _last_values(b"\\0\\2nt\\0\\0\\1\\0" + 256 * b"t", 0)
+    >>> long == 256 * b"t"
+    True
+    """
+    _, *texts = data[at + 2 :].split(_SHORT)
+    return [text[1:] for text in texts] if (len(texts),) == _COUNT(data, at) else _values(data, at)[0]
 
 
 def system_of(dsn: str) -> System:
     """The identity of the server's log now."""
-    id, timeline, *_ = _answer(dsn, sql.Composed([sql.SQL("IDENTIFY_SYSTEM")]))
-    return System(id, int(timeline))
-
-
-def left_at(dsn: str, timeline: int, now: int) -> int | None:
-    """The position at which *timeline* was left on the way to the timeline *now*; None if it was not."""
-    _, content = _answer(dsn, sql.SQL("TIMELINE_HISTORY {}").format(sql.SQL(str(now))))
-    text = content.decode() if isinstance(content, bytes) else content
-    fields = (line.split() for line in text.splitlines())
-    return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)
+    with closing(ChangeStream(dsn)) as stream:
+        return stream.system()
 
 
 def read_lsn(text: str) -> int:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import msgspec
+from psycopg.adapt import Transformer
 from psycopg.postgres import types
+from psycopg.pq import Format
 
-from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, RowChange, Values
+from exactlyonce.connectors.changes import Part
+from exactlyonce.connectors.postgres.change_stream import UNCHANGED, Column, Relation, Values
 from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.postgres.table_rows import TAKEN, TableInServer
 from exactlyonce.connectors.tables import Key, columns_of, field_problems, forms_of
 from exactlyonce.pipeline.changes import Change
-from exactlyonce.pipeline.shape import Field, Form
+from exactlyonce.pipeline.shape import Field, Form, shape_of
 
 _TEXT_FORMS = {Form.STR, Form.ENUM, Form.LITERAL, Form.ANY}
 """The forms that the text of a type without a rule of its own may have."""
-
-
-class Part(NamedTuple):
-    """A change as read, by its key; () of a truncate."""
-
-    change: RowChange
-    key: Key
 
 
 def columns_in(table: TableInServer) -> Relation:
@@ -33,14 +30,8 @@ def columns_in(table: TableInServer) -> Relation:
 
 
 def _oid(base: str) -> int:
-    known = types.get(base)
-    return 0 if known is None else known.oid
-
-
-def places_of(key: tuple[str, ...], relation: Relation) -> tuple[int, ...]:
-    """The places of the key's columns in a row."""
-    order = [column.name for column in relation.columns]
-    return tuple(map(order.index, key))
+    known = types.get(base.removeprefix("_"))
+    return 0 if known is None else known.array_oid if base.startswith("_") else known.oid
 
 
 def key_texts(values: Values, places: tuple[int, ...], old: Values | None = None) -> Key:
@@ -62,13 +53,17 @@ def relation_problems(source: PostgresChanges[Any], relation: Relation) -> Itera
         if name not in bases:
             if not field.required:
                 yield f"it has no column {name!r}, which the record's type has"
-        elif bases[name] not in _READS and not (forms := forms_of(field)) & _TEXT_FORMS and forms:
-            yield f"its column {name!r} is of a type that only a field of str takes"
+        elif bases[name] not in _READS and (forms := forms_of(field)) and not forms & _TEXT_FORMS:
+            if bases[name] not in _ARRAYS:
+                yield f"its column {name!r} is of a type that only a field of str takes"
+            elif Form.LIST not in forms:
+                yield f"its column {name!r} is an array, which only a field of list or str takes"
 
 
 def _base(oid: int) -> str:
+    """The name of a type in the catalogue, "_int4" of an array; empty of one that psycopg does not know."""
     known = types.get(oid)  # of an array's oid: the type of its elements
-    return "" if known is None or known.oid != oid else known.name
+    return "" if known is None else known.name if known.oid == oid else f"_{known.name}"
 
 
 class ChangeDecoder:
@@ -76,33 +71,41 @@ class ChangeDecoder:
 
     def __init__(self, source: PostgresChanges[Any]) -> None:
         self._source, self._columns, self._key = source, columns_of(source.value), source.key_reader
+        self._table = source.table
         self._relation: Relation | None = None
         self._plan: list[tuple[str, int, Callable[[bytes], Any]]] = []
         """Field, place and reader of each value of a row of the relation."""
+        self._make: Callable[..., Any] | None = None
+        """Makes a row of all values as they are read, in their order, if none is None; None: they need conversion."""
 
     def decode(self, part: Part) -> Change[Any]:
         """The record. Raises ValueError if a value does not fit its field, or was not sent."""
-        change, source = part.change, self._source
-        begin, relation = change.begin, change.relation
+        change = part.change
+        begin, relation, old = change.begin, change.relation, change.old
         key = self._key(part.key) if part.key else None
-        after = None if change.new is None else self._row(change.new, relation, change.old)
-        is_told = change.old is not None and relation.is_full and change.op != "insert"
-        before = self._row(change.old, relation, None) if is_told else None
-        return Change(change.op, key, after, before, source.table, begin.timestamp_ms, begin.lsn, begin.transaction)
+        after = None if change.new is None else self._row(change.new, relation, old)
+        is_told = old is not None and relation.is_full and change.op != "insert"
+        before = self._row(old, relation, None) if is_told else None
+        return Change(change.op, key, after, before, self._table, begin.timestamp_ms, begin.lsn, begin.transaction)
 
-    def _row(self, values: Values | None, relation: Relation, old: Values | None) -> Any:
-        assert values is not None
+    def _row(self, values: Values, relation: Relation, old: Values | None) -> Any:
         if relation is not self._relation:
             self._relation, self._plan = relation, self._planned(relation)
+            self._make = self._maker()
+        if self._make is not None and None not in values and UNCHANGED not in values:
+            return self._make(*[read(values[place]) for _, place, read in self._plan])  # type: ignore[arg-type]  # as said
         row: dict[str, Any] = {}
         for name, place, read in self._plan:
             value = values[place]
             if value is UNCHANGED:
                 value = UNCHANGED if old is None else old[place]
                 if value is UNCHANGED or not relation.columns[place].is_key:
+                    if self._columns[name].may_be_unchanged:
+                        continue
                     raise ValueError(
                         f"column {name!r} has a large value that the update left as it was, and the server does not "
-                        f"send it: ALTER TABLE {self._source.table} REPLICA IDENTITY FULL, and read the table anew"
+                        f"send it: ALTER TABLE {self._table} REPLICA IDENTITY FULL, and read the table anew; or "
+                        f"give the field UNCHANGED as its default"
                     )
             row[name] = None if value is None else read(value)
         return msgspec.convert(row, self._source.value, str_keys=True)
@@ -115,12 +118,26 @@ class ChangeDecoder:
             if name in places
         ]
 
+    def _maker(self) -> Callable[..., Any] | None:
+        fields = self._columns
+        read = {name: _FORMS.get(read) for name, _, read in self._plan}
+        if any(forms_of(field) != {read.get(name)} for name, field in fields.items()) or any(
+            member.is_constrained for field in fields.values() for member in field.shape.members
+        ):
+            return None
+        shape = shape_of(self._source.value)
+        by_place = shape.is_struct and all(
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in signature(shape.cls).parameters.values()
+        )
+        return shape.cls if by_place else None
+
     def as_json(self, part: Part) -> bytes:
         """The texts of the row's values, by column, for a dead letter."""
         values = part.change.new or part.change.old or ()
         row = {
-            column.name: None if value is None or value is UNCHANGED else value.decode()
+            column.name: None if value is None else value.decode()
             for column, value in zip(part.change.relation.columns, values, strict=False)
+            if value is not UNCHANGED
         }
         return msgspec.json.encode({"op": part.change.op, "row": row})
 
@@ -129,6 +146,8 @@ def _reader(base: str, field: Field) -> Callable[[bytes], Any]:
     if base == "numeric":
         forms = forms_of(field)
         return bytes.decode if Form.DECIMAL in forms else float if Form.FLOAT in forms else int
+    if base in _ARRAYS and Form.LIST in forms_of(field):
+        return Transformer().get_loader(_oid(base), Format.TEXT).load
     return _READS.get(base, bytes.decode)
 
 
@@ -136,11 +155,17 @@ def _timestamp(text: bytes) -> str:
     return text.decode().replace(" ", "T", 1)
 
 
+def _is_true(text: bytes) -> bool:
+    return text == b"t"
+
+
+_FORMS = {int: Form.INT, float: Form.FLOAT, _is_true: Form.BOOL, bytes.decode: Form.STR}
+"""By reader: the form of the values that it gives, where that is one."""
 _READS: Mapping[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("int2", "int4", "int8"), int),
     **dict.fromkeys(("float4", "float8"), float),
     "numeric": bytes.decode,
-    "bool": lambda text: text == b"t",
+    "bool": _is_true,
     **dict.fromkeys(("text", "varchar", "bpchar", "char", "name", "uuid", "date", "time", "timetz"), bytes.decode),
     "timestamp": _timestamp,
     "timestamptz": lambda text: f"{_timestamp(text)}:00",
@@ -149,3 +174,7 @@ _READS: Mapping[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsonb"), msgspec.json.decode),
 }
 """By type of a column: what reads a text. Bytes are in base64, times as in JSON."""
+_ARRAYS = frozenset(
+    f"_{base}" for base in ("int2", "int4", "int8", "float4", "float8", "bool", "text", "varchar", "bpchar", "uuid")
+)
+"""Arrays that psycopg reads, for fields of lists."""

@@ -306,8 +306,9 @@ class PostgresConnection:
 
     def copied(self, statement: sql.Composed) -> list[bytes]:
         """The lines of a COPY ... TO STDOUT, in its text format."""
-        with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
-            return [bytes(line) for line in copy]
+        with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement):
+            lines: list[bytes] = connection.wait(_lines(connection.pgconn))
+            return lines
 
     def replicate(self, command: sql.Composed) -> PGconn:
         """Begin to stream with START_REPLICATION; the connection is for that alone from now on."""
@@ -420,6 +421,14 @@ class PostgresConnection:
         connection.answer_s = self._limits.answer
         self._connection = connection
         return connection
+
+
+def _lines(stream: PGconn) -> PQGen[list[bytes]]:
+    """The lines of a COPY ... TO STDOUT, up to its end."""
+    lines = []
+    while isinstance(line := (yield from generators.copy_from(stream)), memoryview):
+        lines.append(bytes(line))
+    return lines
 
 
 def _mode(snapshot: str | None, reads: sql.Identifier | None, lock_ms: int) -> sql.Composable:

@@ -210,6 +210,23 @@ class Pass(BatchOperator):
         self.push(batch)
 
 
+@dataclass(slots=True)
+class Parts(BatchOperator):
+    """The head of a source with several members, whose records are `Routed`. The order of records holds within each
+    member: those of a batch go to one member after the other."""
+
+    def __call__(self, batch: Batch) -> None:
+        outputs = [outputs for outputs, _ in batch.records]
+        batch = batch.of([record for _, record in batch.records])
+        for ids in dict.fromkeys(outputs):
+            whole = outputs.count(ids) == len(outputs)
+            mine = batch if whole else batch.where([each is ids for each in outputs])
+            for place, id in enumerate(ids):
+                given = mine if len(ids) == 1 else mine.of([records[place] for records in mine.records])
+                for push in self.sides[id]:
+                    push(given)
+
+
 class KeyPlaces:
     """The keys whose state is in *subtask*, where keys are placed by the partitions of a topic.
 

@@ -37,6 +37,7 @@ from exactlyonce.engines.runtime.faults import (
     record_error,
 )
 from exactlyonce.engines.runtime.watermarks import Watermark
+from exactlyonce.pipeline.codec import Ignored
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
@@ -355,7 +356,8 @@ class SourceDecoder:
                     self._sleep(RETRY_PAUSES_S[retries])
                     retried, values = place, iter(parts[place:])
                 else:
-                    if (letter := self._undecoded(messages[place], error)) is not None:
+                    letter = None if isinstance(error, Ignored) else self._undecoded(messages[place], error)
+                    if letter is not None:
                         letters.append(letter)
                     bad.append(place)
             else:

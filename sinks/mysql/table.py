@@ -10,7 +10,7 @@ from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, kind_name
-from exactlyonce.sinks.sql.table import Table, TableColumn
+from exactlyonce.sinks.sql.table import CHANGES, Table, TableColumn
 
 ENGINE = "InnoDB"
 """The one engine with the transactions that the ledger needs."""
@@ -161,7 +161,7 @@ def table_problems(
             f"ALTER TABLE {quoted(table.name)} ENGINE={ENGINE}"
         )
     yield from of_columns
-    if mode == "upsert":
+    if mode in ("upsert", CHANGES):
         yield from _key_problems(table, {field.name for field in fields}, set(key))
 
 

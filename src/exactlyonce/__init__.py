@@ -23,7 +23,9 @@ from exactlyonce.pipeline.aggregates import (
     TopN,
 )
 from exactlyonce.pipeline.avro import AvroCodec
+from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
+from exactlyonce.pipeline.debezium import DebeziumCodec
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Enriched
 from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
@@ -41,15 +43,18 @@ from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
 from exactlyonce.sinks.kafka.sink import DeadLetters, KafkaSink
 
 __all__ = [
+    "UNCHANGED",
     "Aggregate",
     "AvroCodec",
     "BytesCodec",
+    "Change",
     "CoHandler",
     "Codec",
     "Context",
     "Count",
     "CountDistinct",
     "DeadLetters",
+    "DebeziumCodec",
     "Duration",
     "Emit",
     "Enriched",
@@ -87,6 +92,7 @@ __all__ = [
     "Timers",
     "TopN",
     "Tumbling",
+    "Unchanged",
     "Windowed",
     "WindowedStream",
     "run",

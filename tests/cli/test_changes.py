@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
-from exactlyonce.views.doctor.checks import check_slots
+from exactlyonce.views.doctor.checks import check_sources
 from exactlyonce.views.doctor.findings import Findings
 from tests.cli.conftest import Command
 
@@ -31,7 +31,7 @@ pipeline = Pipeline("shop")
 customers = PostgresChanges("customers", **{{"dsn": "env:SHOP_DSN", "key": "id", "value": Customer, **{options}}})
 pipeline.source("customers", customers).sink("out", KafkaSink("customers"))
 """
-NAME = "exactlyonce_customers"
+NAME = "exactlyonce_shop"
 
 
 class Shop:
@@ -72,11 +72,12 @@ def shop(postgres_server: PostgresServer, command: Command, monkeypatch: pytest.
 
 def test_setup_and_drop(shop: Shop) -> None:
     shop.sql("CREATE UNIQUE INDEX by_id ON customers (id)")
+    kept = ", failover => true" if shop.sql("SELECT current_setting('server_version_num')::int >= 170000")[0][0] else ""
     made = (
-        "-- customers: customers\n"
+        f"-- slot and publication {NAME}: customers\n"
         'ALTER TABLE "public"."customers" REPLICA IDENTITY USING INDEX "by_id";\n'
         f'CREATE PUBLICATION "{NAME}" FOR TABLE "public"."customers";\n'
-        f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput');\n"
+        f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput'{kept});\n"
     )
     assert shop.command.done("changes", "setup", "captured_shop:pipeline", "--dry-run").out == made
     assert shop.there() == []
@@ -91,6 +92,12 @@ def test_setup_and_drop(shop: Shop) -> None:
     assert "nothing to do" in shop.command.done("changes", "drop", "captured_shop:pipeline").out
 
 
+def test_explain_says_what_is_captured_and_how(shop: Shop) -> None:
+    _, slot, part, *_ = shop.command.done("explain", "captured_shop:pipeline").out.splitlines()
+    assert f"PostgresSlot slot and publication {NAME}  :" in slot
+    assert f"<- slot-{NAME}.customers PostgresChanges rows and changes of customers  : Change[Customer]" in part
+
+
 def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
     shop.command.done("changes", "setup", "captured_shop:pipeline")
@@ -102,12 +109,11 @@ def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.Mon
         monkeypatch.setenv("SHOP_DSN", shop.server.dsn("captured", user="reader"))
         for statement in statements:
             shop.sql(statement.replace(':"DBNAME"', "captured"))
-        ((_, source),) = [(node.id, node.source) for node in load("captured_shop:pipeline").pipeline.build().sources]
-        assert isinstance(source, PostgresChanges)
-        finder = source.finder("customers")
+        (slot,) = slots_of(load("captured_shop:pipeline").pipeline.build())
+        finder = slot.finder(slot.id)
         (position,) = finder.find(())
         finder.close()
-        opened = source.open_split(position)
+        opened = slot.open_split(position)
         assert opened.read(10) == []
         opened.close()
     finally:
@@ -137,14 +143,27 @@ def test_a_pipeline_without_captured_changes(shop: Shop) -> None:
     shop.refused("shop has no source that captures changes")
 
 
-def test_the_doctor_says_how_much_log_is_kept(shop: Shop) -> None:
+def examined(shop: Shop) -> tuple[list[str], dict[str, str]]:
+    """What the doctor has checked, and what it has found: each fault with its remedy."""
+    found, subject = Findings(), SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build(), newest=None)
+    check_sources(cast("Any", subject), found)
+    assert found.unchecked == []
+    return found.checked, {diagnosis.what: diagnosis.do for diagnosis in found.diagnoses}
+
+
+def test_the_doctor_examines_the_server(shop: Shop) -> None:
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
-    subject: Any = SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build())
-    without, found = Findings(), Findings()
-    check_slots(subject, without)
-    assert ["there is no replication slot" in why for _, why, _ in without.unchecked] == [True]
+    checked, problems = examined(shop)
+    assert checked == [f"the server of source slot-{NAME}, slot {NAME}: missing"]
+    assert any("there is no replication slot" in what for what in problems)
     shop.command.done("changes", "setup", "captured_shop:pipeline")
-    check_slots(subject, found)
-    ((checked,), problems) = found.checked, found.diagnoses
-    assert checked.startswith(f"slot {NAME} of source customers: ")
-    assert (checked.endswith("of log kept, reserved"), problems) == (True, [])
+    checked, problems = examined(shop)
+    assert checked[0].endswith("of log kept, reserved")
+    (what,) = problems
+    assert what.startswith(f"The server keeps log for slot {NAME} ")
+    shop.sql("ALTER TABLE customers REPLICA IDENTITY NOTHING")
+    shop.sql(f"ALTER PUBLICATION {NAME} SET (publish = 'insert')")
+    _, problems = examined(shop)
+    said = {what.partition(" cannot be captured: ")[2]: do for what, do in problems.items()}
+    assert "`exactlyonce changes setup`" in said["its replica identity is nothing, and key= id"]
+    assert said[f"publication {NAME} leaves out operations"].startswith(f"ALTER PUBLICATION {NAME} SET")

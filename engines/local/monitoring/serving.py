@@ -281,6 +281,17 @@ METRICS = tuple(
          "Event time: a source or an operator has all records up to it, in seconds since 1970"),
         ("pending_records", "gauge", ("source", "topic", "partition", "subtask"),
          "The lag: committed records that are not read; of other sources, those at hand of each open split"),
+        ("source_log_lag_seconds", "gauge", ("source", "log"),
+         "The age of the oldest commit in a database's log that may be unread, by its clock; 0: all was read"),
+        ("source_log_lag_bytes", "gauge", ("source", "log"), "Bytes of the log that are not read"),
+        ("source_log_kept_bytes", "gauge", ("source", "log"), "Bytes of the log that the server keeps for the source"),
+        ("source_log_safe_bytes", "gauge", ("source", "log"),
+         "Bytes that may be written before the server removes log that is needed; only where there is a limit"),
+        ("source_log_status", "gauge", ("source", "log", "status"),
+         "1 for what the server says of a slot: reserved, extended, unreserved, or lost"),
+        ("source_snapshot_page", "gauge", ("source", "table"),
+         "The page at hand of the rows that were there, from 1 on; only while they are read"),
+        ("source_snapshot_pages", "gauge", ("source", "table"), "About so many pages, by the server's estimate"),
         ("loop_records", "gauge", ("subtask",), "Records that wait to come round a loop"),
         ("open_transactions", "gauge", ("subtask",), "Open transactions of the sinks"),
         ("unwritten_records", "gauge", ("sink", "subtask"), "Committed records that an at_most_once sink still holds"),
@@ -290,14 +301,29 @@ METRICS = tuple(
 )  # fmt: skip
 
 
-_Place = tuple[str, str, int]
-"""Source, topic and partition."""
-
-
-def _by_place(progress: Progress) -> dict[_Place, int]:
-    return {
-        (source, topic, partition): lag for source, places in progress.lags.items() for topic, partition, lag in places
-    }
+def _of_splits(progress: Progress) -> dict[tuple[str, ...], float]:
+    """The figures of the splits that a worker reads, by metric and labels."""
+    figures: dict[tuple[str, ...], float] = {}
+    for source, places in progress.lags.items():
+        for topic, partition, lag in places:
+            figures["pending_records", source, topic, str(partition), str(progress.subtask)] = lag
+    for source, logs in progress.logs.items():
+        for log in logs:
+            known = {
+                "lag_seconds": None if log.lag_ms is None else log.lag_ms / 1000,
+                "lag_bytes": log.lag_bytes,
+                "kept_bytes": log.kept_bytes,
+                "safe_bytes": log.safe_bytes,
+            }
+            for name, figure in known.items():
+                if figure is not None:
+                    figures[f"source_log_{name}", source, log.name] = figure
+            if log.status:
+                figures["source_log_status", source, log.name, log.status] = 1
+            for read in log.tables:
+                figures["source_snapshot_page", source, read.table] = read.page
+                figures["source_snapshot_pages", source, read.table] = read.pages
+    return figures
 
 
 class Metrics(Reporter):
@@ -339,7 +365,7 @@ class Metrics(Reporter):
                 self._of("restarts_total").inc(int(self._deployed))
                 self._deployed = True
                 for subtask in [*self._workers]:
-                    self._forget_lags(subtask, _by_place(self._workers.pop(subtask)))
+                    self._forget(_of_splits(self._workers.pop(subtask)))
             case "checkpoint", _:
                 self._completed(event)
 
@@ -376,19 +402,19 @@ class Metrics(Reporter):
         for operator, watermark in progress.watermarks.items():
             if NO_WATERMARK < watermark.time_ms < END_OF_TIME:
                 self._of("watermark_timestamp_seconds", operator, subtask).set(watermark.time_ms / 1000)
-        lags = _by_place(progress)
-        self._forget_lags(subtask, (_by_place(before) if before else lags).keys() - lags.keys())
-        for place, lag in lags.items():
-            self._of("pending_records", *place, subtask).set(lag)
+        figures = _of_splits(progress)
+        self._forget((_of_splits(before) if before else figures).keys() - figures.keys())
+        for labels, figure in figures.items():
+            self._of(*labels).set(figure)
         for sink in {**(before.unwritten if before else {}), **progress.unwritten}:
             self._of("unwritten_records", sink, subtask).set(progress.unwritten.get(sink, 0))
         self._of("loop_records", subtask).set(progress.going_round)
         self._of("open_transactions", subtask).set(progress.open_transactions)
 
-    def _forget_lags(self, subtask: int, places: Iterable[_Place]) -> None:
-        """The worker does not read *places* any more."""
-        for place in places:
-            self._metrics["pending_records"].remove(self._pipeline, *map(str, place), str(subtask))
+    def _forget(self, figures: Iterable[tuple[str, ...]]) -> None:
+        """No worker has these *figures* any more."""
+        for name, *labels in figures:
+            self._metrics[name].remove(self._pipeline, *labels)
 
     def turned(self, state: str, rests_s: float = 0.0) -> None:
         for known in STATES:

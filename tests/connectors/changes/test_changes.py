@@ -18,8 +18,14 @@ import pytest
 from changing_table import Account, Shop, rows_of
 from waiting import until
 
+from exactlyonce import KafkaSink, Pipeline
+from exactlyonce.connectors import splits
 from exactlyonce.connectors.postgres import change_split, change_stream
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.sinks import PostgresSink
+from exactlyonce.state.state_type import StateType
 
 ACCOUNTS = 1_000
 
@@ -239,7 +245,7 @@ def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
     with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
         other = psycopg.connect(f"{shop.server.dsn()} replication=database application_name=debezium", autocommit=True)
         other.pgconn.send_query(
-            b"START_REPLICATION SLOT exactlyonce_accounts LOGICAL 0/0 (proto_version '1', publication_names 'x')"
+            b"START_REPLICATION SLOT exactlyonce_shop LOGICAL 0/0 (proto_version '1', publication_names 'x')"
         )
         until(lambda: session.execute("SELECT active FROM pg_replication_slots").fetchone() == (True,))
         with pytest.raises(ConfigError, match="'debezium'"):
@@ -304,6 +310,81 @@ def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
         shop.read_all()
 
 
+class Note(msgspec.Struct):
+    id: int
+    owner: str | Unchanged | None = UNCHANGED
+    amount: int = 0
+
+
+def fill(last: Note | None, change: Change[Note]) -> tuple[Note | None, Change[Note]]:
+    """The recipe of docs/sources/changes.md."""
+    row = change.after
+    if row is not None and row.owner is UNCHANGED and last is not None:
+        row = msgspec.structs.replace(row, owner=last.owner)
+    return row, msgspec.structs.replace(change, after=row)
+
+
+def test_an_unchanged_value_is_filled_from_state(shop: Shop) -> None:
+    """A field that admits UNCHANGED gets it, and None stays None; frames and states keep both."""
+    pipeline = Pipeline("notes")
+    source = shop.accounts(value=Note)
+    keyed = pipeline.source("accounts", source).key_by(lambda change: change.key)
+    keyed.stateful_map("filled", fill).sink("out", KafkaSink("out"))
+    graph = pipeline.build()
+    table = PostgresSink[Note]("notes", dsn="env:SHOP_DSN", mode="append")
+    assert "'owner' of Note may be UNCHANGED" in " ".join(table.problems(Note))
+    shop.begin(value=Note, snapshot="never")
+    large = "".join(random.Random(1).choices("abcdefghij", k=20_000))
+    shop.sql("ALTER TABLE accounts ALTER owner SET STORAGE EXTERNAL")
+    shop.sql("INSERT INTO accounts VALUES (1, %s, 1)", large)
+    shop.sql("UPDATE accounts SET amount = 2")
+    shop.sql("UPDATE accounts SET owner = NULL")
+    changes = shop.read_all()
+    assert [change.after.owner for change in changes] == [large, UNCHANGED, None]
+    codec, state = BatchCodec(Change[Note]), StateType[Note]("filled", graph.node("filled").kept)
+    letter = msgspec.json.decode(shop.source.decoder().letter(shop.records[1]).value or b"")
+    assert letter == {"op": "update", "row": {"id": "1", "amount": "2"}}
+    assert codec.decode(codec.encode(Batch(changes, [Coordinates("t", 0, 0)] * 3, [b"k"] * 3))).records == changes
+    last, filled = None, []
+    for change in changes:
+        last, change = fill(last, change)
+        filled.append(change.after)
+        last = None if last is None else state.unpack(state.pack([last])[0])
+    assert filled == [Note(1, large, 1), Note(1, large, 2), Note(1, None, 2)]
+
+
+class Lists(msgspec.Struct):
+    id: int
+    owner: list[str | None]
+    amount: list[int] | None
+    numbers: list[UUID] = []
+
+
+def test_arrays(shop: Shop) -> None:
+    """A page and the stream give the same lists; one of two dimensions is no list of the field's type."""
+    shop.begin("id int PRIMARY KEY, owner text[], amount int[], numbers uuid[]", value=Lists)
+    insert = """INSERT INTO accounts VALUES (%s, '{a,"b,\\"c",NULL,"",é}', %s, ARRAY[gen_random_uuid()])"""
+    shop.sql(insert, 1, [1, 2])
+    (read,) = shop.read_all()
+    shop.sql("UPDATE accounts SET id = 2")
+    shop.sql(insert, 3, None)
+    _, moved, inserted = shop.read_all()
+    assert read.after == msgspec.structs.replace(moved.after, id=1)
+    assert (read.after.owner, read.after.amount) == (["a", 'b,"c', None, "", "é"], [1, 2])
+    assert inserted.after.amount is None
+    shop.sql("UPDATE accounts SET amount = '{{1,2},{3,4}}' WHERE id = 3")
+    with pytest.raises(msgspec.ValidationError, match="amount"):
+        shop.read_all()
+
+
+@pytest.mark.parametrize(
+    ("type", "reason"), [("int4range", "only a field of str takes"), ("numeric[]", "only a field of str takes")]
+)
+def test_a_list_of_a_type_without_a_rule(shop: Shop, type: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        shop.begin(f"id int PRIMARY KEY, owner {type}, amount int[]", value=Lists)
+
+
 class Word(msgspec.Struct):
     id: str
     amount: int
@@ -366,17 +447,17 @@ def test_a_table_that_had_another_name(shop: Shop) -> None:
         ("ALTER TABLE accounts RENAME owner TO name", "has no column 'owner'"),
         ("ALTER TABLE accounts ALTER amount TYPE text", "'amount' is text"),
         ("DROP TABLE accounts; CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int);"
-         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "dropped or made anew"),
-        ("ALTER PUBLICATION exactlyonce_accounts DROP TABLE accounts;"
-         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "publication was altered"),
-        ("ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert');"
-         "ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert, update, delete, truncate')",
+         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "dropped or made anew"),
+        ("ALTER PUBLICATION exactlyonce_shop DROP TABLE accounts;"
+         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "publication was altered"),
+        ("ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert');"
+         "ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert, update, delete, truncate')",
          "publication was altered"),
-        ("SELECT pg_drop_replication_slot('exactlyonce_accounts');"
-         "SELECT pg_create_logical_replication_slot('exactlyonce_accounts', 'pgoutput')", "forgotten all before"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_shop');"
+         "SELECT pg_create_logical_replication_slot('exactlyonce_shop', 'pgoutput')", "forgotten all before"),
         ("INSERT INTO accounts VALUES (7, 'gus', 7);"
-         "SELECT pg_replication_slot_advance('exactlyonce_accounts', pg_current_wal_lsn())", "forgotten all before"),
-        ("SELECT pg_drop_replication_slot('exactlyonce_accounts')", "no replication slot"),
+         "SELECT pg_replication_slot_advance('exactlyonce_shop', pg_current_wal_lsn())", "forgotten all before"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_shop')", "no replication slot"),
     ],
 )  # fmt: skip
 def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
@@ -496,3 +577,40 @@ def test_another_timeline(shop: Shop) -> None:
     shop.positions = (msgspec.structs.replace(before[0], cursor=msgspec.json.encode(ahead).decode()),)
     with pytest.raises(Halt, match="on timeline 2 since a failover, left that one before"):
         shop.poll()
+
+
+def test_how_far_it_is_in_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count of records is not known, and not shown; a server that does not answer is no error."""
+    monkeypatch.setattr(splits, "LOG_INTERVAL_S", 0)
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 100)
+
+    def log() -> Any:
+        (now,) = shop.reader.logs()
+        return now
+
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 1000) i")
+    shop.sql("ANALYZE accounts")
+    until(lambda: len(shop.poll(30)) and len(shop.changes) > 300)
+    assert msgspec.to_builtins(log().tables) == [{"table": "accounts", "page": 4, "pages": 10}]
+    shop.end()
+    shop.poll(30)
+    assert log().tables[0].page == 4, "it goes on at its page"
+    shop.read_all()
+    assert (log().tables, log().lag_ms, log().lag_bytes, log().status) == ([], 0, 0, "reserved")
+    shop.sql("UPDATE accounts SET amount = 0")
+    until(lambda: log().lag_ms > 300)
+    assert log().lag_bytes > 50_000
+    assert log().kept_bytes >= log().lag_bytes
+    assert shop.reader.lags() == {}
+    shop.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+             " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")  # fmt: skip
+    assert log().lag_ms is None
+    shop.read_all()
+    assert (log().lag_ms, log().problem) == (0, "")
+    shop.sql("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")
+    shop.sql("SELECT pg_reload_conf()")
+    for _ in range(4):
+        shop.sql("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+    until(lambda: log().status == "unreserved")
+    assert log().problem.startswith("the server may remove log that slot exactlyonce_shop needs: it keeps")

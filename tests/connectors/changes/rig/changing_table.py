@@ -11,11 +11,14 @@ import psycopg
 import pytest
 from waiting import until
 
+from exactlyonce import KafkaSink, Pipeline
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import PostgresChanges
 from exactlyonce.connectors.postgres.change_stream import read_lsn
+from exactlyonce.connectors.postgres.changes import PostgresSlot, slots_of
 from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.source import PartSource
 from exactlyonce.testing.servers.postgres import PostgresServer
 
 
@@ -33,7 +36,9 @@ class Shop:
         self.sql = server.execute
         monkeypatch.setenv("SHOP_DSN", server.dsn())
         self.positions: Sequence[SourceOffset] = ()
-        self.changes: list[Change[Any]] = []
+        self.changes: list[Any] = []
+        self.records: list[Any] = []
+        """These as read."""
         self._reader: Any = None
 
     def begin(self, columns: str = "id int PRIMARY KEY, owner text, amount int", **options: Any) -> None:
@@ -42,14 +47,24 @@ class Shop:
         self.source = self.described(**options)
         self.source.setup()
 
-    def described(self, **options: Any) -> PostgresChanges[Any]:
-        source = PostgresChanges("accounts", **{"dsn": "env:SHOP_DSN", "key": "id", "value": Account, **options})
-        assert list(source.problems()) == []
-        return source
+    def described(self, **options: Any) -> PostgresSlot:
+        """The slot of a pipeline of the one table."""
+        return self.shared(accounts=self.accounts(**options))
+
+    def accounts(self, table: str = "accounts", **options: Any) -> PostgresChanges[Any]:
+        return PostgresChanges(table, **{"dsn": "env:SHOP_DSN", "key": "id", "value": Account, **options})
+
+    def shared(self, **members: PartSource[Any]) -> PostgresSlot:
+        """The slot of a pipeline of these sources."""
+        pipeline = Pipeline("shop")
+        for id, source in members.items():
+            pipeline.source(id, source).sink(f"{id}-out", KafkaSink(f"{id}-out"))
+        (slot,) = slots_of(pipeline.build())
+        return slot
 
     def find(self) -> Sequence[SourceOffset]:
         """The splits that are there for a leader with the newest positions."""
-        finder = self.source.finder("accounts")
+        finder = self.source.finder(self.source.id)
         try:
             return finder.find(self.positions)
         finally:
@@ -61,21 +76,23 @@ class Shop:
         if self._reader is None:
             self.positions = self.positions or self.find()
             context = ReaderContext(
-                source="accounts", positions=self.positions, targets=None, clients=cast("Any", None)
+                source=self.source.id, positions=self.positions, targets=None, clients=cast("Any", None)
             )
             self._reader = self.source.open_reader(context)
             self._reader.open()
         return self._reader
 
-    def poll(self, records_max: int = 1000) -> list[Change[Any]]:
+    def poll(self, records_max: int = 1000) -> list[Any]:
         """The next changes, which may be none."""
         decoder = self.source.decoder()
-        polled = list(map(decoder.decode, decoder.parts(self.reader.poll(records_max, 0.0))))
+        records = self.reader.poll(records_max, 0.0)
+        self.records += records
+        polled = list(map(decoder.decode, decoder.parts(records)))
         self.positions = self.reader.positions()
         self.changes += polled
         return polled
 
-    def read_all(self, records_max: int = 1000) -> list[Change[Any]]:
+    def read_all(self, records_max: int = 1000) -> list[Any]:
         """What has been committed by now, and was not read."""
         count, end = len(self.changes), read_lsn(self.sql("SELECT pg_current_wal_flush_lsn()::text")[0][0])
 
@@ -106,8 +123,13 @@ class Shop:
             "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active_pid IS NOT NULL"
         )
         self.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
-        self.sql("DROP PUBLICATION IF EXISTS exactlyonce_accounts")
-        self.sql("DROP TABLE IF EXISTS accounts")
+        self.sql("DROP PUBLICATION IF EXISTS exactlyonce_shop")
+        self.sql("DROP TABLE IF EXISTS accounts, savings")
+
+
+def of_table(changes: Sequence[Any], table: str) -> list[Change[Any]]:
+    """The changes of one table among records of a slot of several."""
+    return [record for _, record in changes if record.table == table]
 
 
 def rows_of(changes: Sequence[Change[Any]]) -> dict[Any, Any]:

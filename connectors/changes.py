@@ -1,0 +1,271 @@
+"""What sources of captured changes share, whatever the database: members, which read a log together, and that log.
+
+Invariant: a log is one split, in the order of the commits. The descriptions open nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+
+import msgspec
+from typing_extensions import Self
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.source import RangeContext
+from exactlyonce.connectors.splits import SharedDecoder, SplitDecoder, SplitRange, SplitSource
+from exactlyonce.connectors.tables import DatabaseTable, Key, KeyedRows, columns_of, forms_of
+from exactlyonce.pipeline import hints
+from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.dead_letters import OnError
+from exactlyonce.pipeline.errors import ConfigError, Halt
+from exactlyonce.pipeline.extras import needing
+from exactlyonce.pipeline.grants import Grants
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.secrets import shown_reference
+from exactlyonce.pipeline.shape import Form, describe, type_name
+from exactlyonce.pipeline.source import AHEAD, EventTime, PartSource, SharedSource, TimeOf
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What was read of a log, for the members with this *mark*."""
+
+    mark: str
+    key: Key
+    """() of a truncate and of a message."""
+    change: Any
+    """As its log has it."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LoggedSource(PartSource[T_co]):
+    """The description of a source that is read from a log, with others."""
+
+    dsn: str = field(repr=False)
+    on_error: OnError = "fail"
+    time: TimeOf[Any] | None = None
+
+    def decoder(self) -> SplitDecoder:
+        """The decoder of its own parts."""
+        raise NotImplementedError
+
+    def statements(self, user: str) -> Sequence[str]:
+        """Those that let *user* read it, beside the log."""
+        return ()
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
+            yield "ahead= is about the timestamps of messages of Kafka: leave it out"
+
+
+class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
+    """The description of the changes of a table."""
+
+    kind: ClassVar[str]
+    """The name of its kind in places."""
+    snapshot: Literal["pages", "never"]
+    is_changelog: bool
+
+    @property
+    def stamp(self) -> Callable[[Any], Any]:
+        return attrgetter("timestamp_ms")
+
+    @property
+    def type(self) -> Any:
+        if self.is_changelog:
+            return Record[hints.union([*hints.members(self.value), type(None)])]  # type: ignore[misc]  # at run time
+        return Change[self.value]  # type: ignore[name-defined]  # likewise
+
+    @property
+    def key_type(self) -> Any:
+        return int if self._is_number else str
+
+    def changelog(self) -> Self:
+        """See `Source`; a truncate has no such record."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "is_changelog", True)
+        return changed
+
+    @property
+    def mark(self) -> str:
+        return f"table {self.table}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind}:{self.table}"
+
+    @property
+    def shown(self) -> str:
+        return f"{'rows and changes' if self.snapshot == 'pages' else 'changes'} of {self.table}"
+
+    @abstractmethod
+    def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
+        """What makes a change of a part, and what shows a part as JSON. It needs the driver."""
+
+    def decoder(self) -> SplitDecoder:
+        with self.needing_driver():
+            decode_change, as_json = self.change_decoder()
+        name = type_name(self.type)
+
+        def decode_record(part: Any) -> Any:
+            return decode_change(part).record()
+
+        decode = decode_record if self.is_changelog else decode_change
+        return SplitDecoder(decode, as_json, lambda part, error: f"the change is not {name}: {error}")
+
+    @property
+    def key_reader(self) -> Callable[[Sequence[str]], Any]:
+        """Makes `Change.key` of the texts of the key's columns."""
+        if len(self.key_columns) > 1:
+            return lambda texts: msgspec.json.encode(texts).decode()
+        if self._is_number:
+            return lambda texts: int(texts[0])
+        return itemgetter(0)
+
+    @property
+    def _is_number(self) -> bool:
+        """Whether the key is one column, and its field an int."""
+        fields = [columns_of(self.value).get(column) for column in self.key_columns]
+        return len(fields) == 1 and fields[0] is not None and forms_of(fields[0]) == {Form.INT}
+
+    def columns_changed(self, id: str, reasons: Sequence[str]) -> Halt:
+        """The error of source *id* whose next changes are no records of its type any more."""
+        return Halt(
+            f"Source {id!r} cannot read the next changes of {self.table}, whose columns were changed: "
+            f"{'; '.join(reasons)}. A column that is renamed, dropped or new to the record's type is not guessed: run "
+            f"the program that fits these changes until all of them are read, then the next one.",
+            operator=id,
+        )
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        columns = columns_of(self.value)
+        if missing := [column for column in self.key_columns if columns and column not in columns]:
+            yield f"key={self.key!r}: {type_name(self.value)} has no field {missing[0]!r}"
+        if self.snapshot not in ("pages", "never"):
+            yield f'snapshot={self.snapshot!r} must be "pages" or "never"'
+
+    def describe(self) -> dict[str, Any]:
+        """The table without its database."""
+        key, value = list(self.key_columns), describe(self.value)
+        return {"source": self.kind, "place": self.place, "key": key, "value": value, **self.describe_time()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChangeLog(SharedSource, SplitSource[Any]):
+    """The log of a database as one split, for all sources of a pipeline that read it. `logs_of` gives those of a graph.
+
+    A subclass has `database`, `kind`, `id`, `shown`, `finder`, `open_split`, `setup`, `drop` and `replicating`."""
+
+    dsn: str = field(repr=False)
+    name: str
+    members: Mapping[str, PartSource[Any]] = field(default_factory=dict)
+    grows: bool = field(default=True, init=False, repr=False)
+    database: ClassVar[type[DatabaseTable]]
+    kind: ClassVar[str]
+
+    nothing: ClassVar[str] = "there is nothing to do"
+    """The answer of `setup` and `drop` without a statement, for people."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def repeats(self) -> bool:
+        return False
+
+    def is_one_with(self, other: SharedSource) -> bool:
+        return isinstance(other, type(self)) and (other.dsn, other.name) == (self.dsn, self.name)
+
+    def with_member(self, id: str, member: PartSource[Any]) -> Self:
+        return replace(self, members={**self.members, id: member})
+
+    @property
+    def tables(self) -> list[dict[str, Any]]:
+        """The `TableChanges` of each table, by id."""
+        tables: dict[str, dict[str, Any]] = {}
+        for id, member in self.members.items():
+            if isinstance(member, TableChanges):
+                tables.setdefault(member.mark, {})[id] = member
+        return list(tables.values())
+
+    @property
+    def contents(self) -> str:
+        """What is read of it, for errors."""
+        return " and ".join(dict.fromkeys(member.mark for member in self.members.values()))
+
+    def decoder(self) -> SplitDecoder:
+        decoders = {id: member.decoder() for id, member in self.members.items() if isinstance(member, LoggedSource)}
+        return SharedDecoder(self.routes, decoders) if len(decoders) > 1 else next(iter(decoders.values()))
+
+    def needing_driver(self) -> AbstractContextManager[None]:
+        """Around imports of what needs the driver."""
+        return needing(self.database.extra, self.database.driver, self.shown)
+
+    def left(self, position: SourceOffset) -> NoReturn:
+        raise ConfigError(
+            f"Source {position.source!r} captures the changes of {self.contents}, which have no end: bounded work "
+            f"cannot read them. Use `exactlyonce run`, with --until latest; or write the changes to a topic, and read "
+            f"that."
+        )
+
+    def open_range(self, context: RangeContext) -> SplitRange:
+        raise Halt(
+            f"Source {context.start.source!r} captures the changes of {self.contents}, which the database forgets once "
+            f"they are in a finalized checkpoint, so what it has read cannot be computed again. Write the changes to a "
+            f"topic, and read that.",
+            operator=context.start.source,
+        )
+
+    @abstractmethod
+    def setup(self, *, dry_run: bool = False) -> list[str]:
+        """Make what the log needs in the database, and is not there. Returns the statements, which *dry_run* does not
+        run. Raises `ConfigError` where a table cannot be captured, `StoreError` where the role may not,
+        `StoreUnavailable` where nobody answers."""
+
+    @abstractmethod
+    def drop(self, *, dry_run: bool = False) -> list[str]:
+        """Remove what `setup` has made, which nobody reads. Returns and raises as that."""
+
+    @abstractmethod
+    def replicating(self, user: str) -> str:
+        """The statement that lets *user* read the log."""
+
+    def grants(self, user: str) -> Grants:
+        """See `Source`; those of `setup` are its own."""
+        members = [member for member in self.members.values() if isinstance(member, LoggedSource)]
+        reading = [statement for member in members for statement in member.statements(user)]
+        statements = tuple(dict.fromkeys([*reading, self.replicating(user)]))
+        return Grants(f"the database of {shown_reference(self.dsn)}", self.database.client, statements)
+
+    def problems(self) -> Iterator[str]:
+        yield from SharedSource.problems(self)
+        for members in self.tables:
+            for setting in ("key", "snapshot"):
+                if len({getattr(member, setting) for member in members.values()}) > 1:
+                    yield f"{' and '.join(members)} read one table with another {setting}=: give both the same"
+
+    def describe(self) -> dict[str, Any]:
+        """The log without its database; its members describe themselves."""
+        return {"source": self.kind, "place": self.place, **self.describe_time()}
+
+
+def logs_of(graph: LogicalGraph) -> list[ChangeLog]:
+    """The logs that a pipeline reads: ``for log in logs_of(pipeline.build()): log.setup()``."""
+    return [node.source for node in graph.sources if isinstance(node.source, ChangeLog)]
+
+
+def places_of(key: tuple[str, ...], names: Sequence[str]) -> tuple[int, ...]:
+    """The places of the key's columns in a row with columns *names*."""
+    return tuple(map(list(names).index, key))
