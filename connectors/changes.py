@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
 
 import msgspec
-from typing_extensions import Self
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import RangeContext
-from exactlyonce.connectors.splits import SharedDecoder, SplitDecoder, SplitRange, SplitSource
+from exactlyonce.connectors.source import RangeContext, TableRead
+from exactlyonce.connectors.splits import SharedDecoder, SourceFinding, SplitDecoder, SplitRange, SplitSource
 from exactlyonce.connectors.tables import DatabaseTable, Key, KeyedRows, columns_of, forms_of
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.changes import Change
@@ -31,6 +30,9 @@ from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.secrets import shown_reference
 from exactlyonce.pipeline.shape import Form, describe, type_name
 from exactlyonce.pipeline.source import AHEAD, EventTime, PartSource, SharedSource, TimeOf
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -137,6 +139,9 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
         """Whether the key is one column, and its field an int."""
         fields = [columns_of(self.value).get(column) for column in self.key_columns]
         return len(fields) == 1 and fields[0] is not None and forms_of(fields[0]) == {Form.INT}
+
+    def statements(self, user: str) -> Sequence[str]:
+        return self.reading_grants(user)
 
     def columns_changed(self, id: str, reasons: Sequence[str]) -> Halt:
         """The error of source *id* whose next changes are no records of its type any more."""
@@ -264,6 +269,70 @@ class ChangeLog(SharedSource, SplitSource[Any]):
 def logs_of(graph: LogicalGraph) -> list[ChangeLog]:
     """The logs that a pipeline reads: ``for log in logs_of(pipeline.build()): log.setup()``."""
     return [node.source for node in graph.sources if isinstance(node.source, ChangeLog)]
+
+
+class Progress(Protocol):
+    """How far the rows of a table were read in pages."""
+
+    rows: int
+    """Those that were read."""
+
+
+class TableProgress(Protocol):
+    """How far a table was read."""
+
+    @property
+    def pages(self) -> Progress | None:
+        """None: the whole table was read, or none of it is to be."""
+
+
+SourceT = TypeVar("SourceT", bound=TableChanges[Any])
+CursorT = TypeVar("CursorT", bound=TableProgress)
+
+
+@dataclass
+class CapturedTable(Generic[SourceT, CursorT]):
+    """A table of a log, as it is in the server."""
+
+    id: str
+    """Of its first member, for errors."""
+    members: Mapping[str, SourceT]
+    cursor: CursorT
+    places: tuple[int, ...] = field(default=(), kw_only=True)
+    """Of the key's columns in a row of the stream."""
+
+    def __post_init__(self) -> None:
+        self.source = self.members[self.id]
+        """Any member: they have one table and one key."""
+        self.mark = self.source.mark
+
+
+TableT = TypeVar("TableT", bound=CapturedTable[Any, Any])
+
+
+def first_unread(tables: Iterable[TableT]) -> TableT | None:
+    """The table that the next page is of."""
+    return next((table for table in tables if table.cursor.pages is not None), None)
+
+
+def tables_read(tables: Iterable[TableT], page_rows: int, rows_about: Callable[[TableT], int]) -> Iterator[TableRead]:
+    """The *tables* that are read in pages of so many rows; *rows_about* estimates all rows of one."""
+    unread = [table for table in tables if table.cursor.pages is not None]
+    for table in unread:
+        page = max(int(table is unread[0]), -(-table.cursor.pages.rows // page_rows))
+        yield TableRead(table.source.table, page, max(1, page, -(-rows_about(table) // page_rows)))
+
+
+def not_captured(name: str, problem: str) -> SourceFinding:
+    """The *problem* for which the changes of *name* do not come, as what the doctor says."""
+    what, _, do = problem.partition(": ")
+    return SourceFinding(f"The changes of {name} cannot be captured: {what}", do or "as it says")
+
+
+def finding_of(error: ConfigError | Halt) -> SourceFinding:
+    """The *error* with which a run would end, as what the doctor says."""
+    what, _, choices = str(error).partition("\n")
+    return SourceFinding(what.rstrip("."), choices.strip().removeprefix("Choices: ") or "as it says")
 
 
 def places_of(key: tuple[str, ...], names: Sequence[str]) -> tuple[int, ...]:

@@ -65,6 +65,10 @@ class DatabaseTable:
         """The rows of *statement*, as objects by column or as their JSON, in the database of *dsn*, a reference."""
         raise NotImplementedError
 
+    def reading_grants(self, user: str) -> tuple[str, ...]:
+        """The statements that let *user* read the table."""
+        raise NotImplementedError
+
     def dsn_problems(self) -> Iterator[str]:
         """The mistakes of the dsn, each with its remedy."""
         if not isinstance(self.dsn, str) or not self.dsn:
@@ -292,6 +296,10 @@ class TableSource(KeyedRows[T_co], SplitSource[T_co]):
             f"are of a later moment.",
             operator=position.source,
         )
+
+    def grants(self, user: str) -> Grants:
+        """See `Source`."""
+        return self.granted_by(self.reading_grants(user))
 
     def decoder(self) -> SplitDecoder:
         name = type_name(self.value)

@@ -126,7 +126,6 @@ class MySQLTable(DatabaseTable):
             yield from session.objects(statement)
 
     def reading_grants(self, user: str) -> tuple[str, ...]:
-        """The statements that let *user* read the table."""
         return (f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';",)
 
     def address(self) -> MySQLAddress:

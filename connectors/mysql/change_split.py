@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.changes import Part, places_of
+from exactlyonce.connectors.changes import (
+    CapturedTable,
+    Part,
+    finding_of,
+    first_unread,
+    not_captured,
+    places_of,
+    tables_read,
+)
 from exactlyonce.connectors.mysql.binlog import (
     Begin,
     BinlogStream,
@@ -44,7 +52,7 @@ from exactlyonce.connectors.mysql.change_values import key_texts, relation_probl
 from exactlyonce.connectors.mysql.changes import MySQLBinlog, MySQLChanges
 from exactlyonce.connectors.mysql.session import MySQLSession, quoted
 from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, KeyColumn, MySQLTableRows, found_table
-from exactlyonce.connectors.source import LogRead, TableRead
+from exactlyonce.connectors.source import LogRead
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.connectors.tables import Key, columns_of
 from exactlyonce.pipeline.durations import shown_duration
@@ -95,30 +103,20 @@ class Cursor(msgspec.Struct, omit_defaults=True):
 
 
 @dataclass
-class CapturedTable:
+class BinlogTable(CapturedTable[MySQLChanges[Any], TableCursor]):
     """A table of the binlog."""
 
-    id: str
-    """Of its first member, for errors."""
-    members: Mapping[str, MySQLChanges[Any]]
     name: Table
-    cursor: TableCursor
     key: tuple[KeyColumn, ...] = ()
     skip: int = 0
     """The changes of the transaction at hand that were done with before the stream began."""
-    places: tuple[int, ...] = ()
-    """Of the key's columns in a row of the stream."""
     relation: Relation = field(default=Relation(("", ""), ()))
-
-    def __post_init__(self) -> None:
-        self.source = self.members[self.id]
-        """Any member: they have one table and one key."""
 
 
 class Page(NamedTuple):
     """A page that was read."""
 
-    table: CapturedTable
+    table: BinlogTable
     rows: deque[Part]
     place: Place
     gtids: Gtids | None
@@ -184,7 +182,7 @@ class OpenBinlog(OpenSplit):
             if msgspec.json.decode(position.identity, type=Identity).database != database:
                 raise lost(self._id, f"goes on in another database: the dsn names {database!r} now")
             self._tables = {table.name: table for table in captured(self._session, binlog, cursor)}
-            self._by_mark = {table.source.mark: table for table in self._tables.values()}
+            self._by_mark = {table.mark: table for table in self._tables.values()}
             self._start()
         except BaseException:
             self.close()
@@ -237,17 +235,13 @@ class OpenBinlog(OpenSplit):
             return []
 
     def _read(self, records_max: int) -> list[Part]:
-        if self._page is None and self._is_between() and (table := self._unread()) is not None:
+        if self._page is None and self._is_between() and (table := first_unread(self._tables.values())) is not None:
             self._page = self._read_page(table)
         if self._page is not None and self._is_at(self._page):
             return self._page_rows(self._page, records_max)
         if not self._ready:
             self._fetch(records_max)
         return self._taken(records_max)
-
-    def _unread(self) -> CapturedTable | None:
-        """The table of the next page."""
-        return next((table for table in self._tables.values() if table.cursor.pages is not None), None)
 
     def _is_between(self) -> bool:
         """Whether all that was fetched is taken, up to the end of a transaction."""
@@ -270,7 +264,7 @@ class OpenBinlog(OpenSplit):
         assert stream is not None
         if self._failed is not None:
             raise self._failed
-        unread = self._unread() is not None
+        unread = first_unread(self._tables.values()) is not None
         count, count_max = 0, max(records_max, JUDGED_MAX) if unread else records_max
         held = self._held
         try:
@@ -337,7 +331,7 @@ class OpenBinlog(OpenSplit):
                     table.skip -= 1
                 else:
                     change = RowChange("truncate", None, None, table.relation, statement.begin)
-                    yield Part(table.source.mark, (), change)
+                    yield Part(table.mark, (), change)
             elif effect:
                 raise lost(table.id, f"cannot go on at {statement.begin.gtid}, where {effect}: changes may be missing")
 
@@ -392,14 +386,14 @@ class OpenBinlog(OpenSplit):
             keyed = [
                 (place, item)
                 for place, item in enumerate(items)
-                if isinstance(item, Part) and item.key and item.mark == table.source.mark
+                if isinstance(item, Part) and item.key and item.mark == table.mark
             ]
             read = self._at_most(table, pages.through, [part for _, part in keyed])
             for (place, _), is_read in zip(keyed, read, strict=True):
                 judged[place] = is_read
         return judged
 
-    def _at_most(self, table: CapturedTable, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
+    def _at_most(self, table: BinlogTable, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
         """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
         if bound is None:
             return [False] * len(parts)
@@ -412,7 +406,7 @@ class OpenBinlog(OpenSplit):
             at_most += map(bool, answers)
         return at_most
 
-    def _read_page(self, table: CapturedTable) -> Page | None:
+    def _read_page(self, table: BinlogTable) -> Page | None:
         """Read the next page of *table*; None where the stream is ahead of all that others see."""
         session, stream, now_s = self._session, self._stream, time.monotonic()
         assert stream is not None
@@ -447,7 +441,7 @@ class OpenBinlog(OpenSplit):
         begin = Begin("", max((last.number for last in self._gtids.values()), default=0), rows.time_ms)
         places = places_of(table.source.key_columns, rows.names)
         read = deque(
-            Part(table.source.mark, key_texts(values, places), RowChange("read", None, values, relation, begin))
+            Part(table.mark, key_texts(values, places), RowChange("read", None, values, relation, begin))
             for _, values in cells
         )
         return Page(table, read, place, gtids, len(cells) < PAGE_ROWS)
@@ -483,14 +477,14 @@ class OpenBinlog(OpenSplit):
             self._ask_s = now_s + ASK_S
             ((end,),) = self._session.ask("SELECT @@gtid_binlog_pos")
             self._end = read_gtids(end)
-        return self._end is not None and covers(self._gtids, self._end) and self._unread() is None
+        return self._end is not None and covers(self._gtids, self._end) and first_unread(self._tables.values()) is None
 
     def buffered(self) -> int:
         return len(self._ready) + (0 if self._page is None else len(self._page.rows))
 
     def log(self) -> LogRead:
         """The lag is at most the time since all was read, and no more than the age of the last commit."""
-        tables = list(self._tables_read())
+        tables = list(tables_read(self._tables.values(), PAGE_ROWS, self._rows_about))
         name = f"binlog of {self._binlog.name}"
         try:
             ((end, now_ms),) = self._session.ask("SELECT @@gtid_binlog_pos, ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000)")
@@ -506,13 +500,7 @@ class OpenBinlog(OpenSplit):
             lag_bytes = sum(max(0, size - (at[1] if file == at[0] else 0)) for file, size in files if file >= at[0])
         return LogRead(name=name, lag_ms=lag_ms, lag_bytes=lag_bytes, tables=tables)
 
-    def _tables_read(self) -> Iterator[TableRead]:
-        for table in self._tables.values():
-            if (pages := table.cursor.pages) is not None:
-                page = max(int(table is self._unread()), -(-pages.rows // PAGE_ROWS))
-                yield TableRead(table.source.table, page, max(1, page, -(-self._rows_about(table) // PAGE_ROWS)))
-
-    def _rows_about(self, table: CapturedTable) -> int:
+    def _rows_about(self, table: BinlogTable) -> int:
         """The server's estimate of the table's rows; 0: it does not answer."""
         try:
             rows = self._session.ask(
@@ -530,14 +518,13 @@ class OpenBinlog(OpenSplit):
             self._stream = None
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        self._drop_stream()
         self._session.close()
 
 
-def _keyed(table: CapturedTable, change: RowChange) -> Iterator[Part]:
+def _keyed(table: BinlogTable, change: RowChange) -> Iterator[Part]:
     """The change; two if it changes the key."""
-    mark, places = table.source.mark, table.places
+    mark, places = table.mark, table.places
     old = None if change.old is None else key_texts(change.old, places)
     new = None if change.new is None else key_texts(change.new, places)
     if old is None or new is None or old == new:
@@ -582,19 +569,14 @@ def examine(binlog: MySQLBinlog, id: str, positions: Sequence[SourceOffset]) -> 
         cursor = msgspec.json.decode(positions[0].cursor, type=Cursor)
     with closing(MySQLSession(binlog.address, ANSWER_S)) as session:
         problems = list(_server_problems(session))
-        for problem in problems:
-            what, _, do = problem.partition(": ")
-            findings.append(
-                SourceFinding(f"The changes of {binlog.contents} cannot be captured: {what}", do or "as it says")
-            )
+        findings += [not_captured(binlog.contents, problem) for problem in problems]
         if problems:
             return f"binlog for reader {binlog.name}: not readable", findings
         try:
             captured(session, binlog, cursor)
             require_position(binlog, id, cursor.gtids or session.ask("SELECT @@gtid_binlog_pos")[0][0])
         except (ConfigError, Halt) as error:
-            what, _, choices = str(error).partition("\n")
-            findings.append(SourceFinding(what.rstrip("."), choices.strip().removeprefix("Choices: ") or "as it says"))
+            findings.append(finding_of(error))
         sizes = [int(size) for _, size, *_ in session.ask("SHOW BINARY LOGS")]
         ((expire_s,),) = session.ask("SELECT @@binlog_expire_logs_seconds")
     age = f"removed after {shown_duration(int(expire_s * 1000))}" if expire_s else "never removed by age"
@@ -636,7 +618,7 @@ _VARIABLES = (
 )  # fmt: skip
 
 
-def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list[CapturedTable]:
+def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list[BinlogTable]:
     """The tables of *binlog*; one that *cursor* does not have begins with its pages. Raises ConfigError for one that
     cannot be captured."""
     tables = []
@@ -648,7 +630,7 @@ def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {reasons}.")
         ((name,),) = session.ask(f"SELECT table_name FROM information_schema.tables {_OF_TABLE}", source.table)
         known = cursor.tables.get(source.table) or TableCursor(Pages() if source.snapshot == "pages" else None)
-        tables.append(CapturedTable(id, members, (session.address.database, name), known, key))
+        tables.append(BinlogTable(id, members, known, (session.address.database, name), key))
     return tables
 
 

@@ -64,9 +64,6 @@ class MySQLChanges(MySQLTable, TableChanges[T]):
     def whole(self, pipeline: str) -> MySQLBinlog:
         return MySQLBinlog(dsn=self.dsn, name=self.reader or f"exactlyonce_{pipeline}", on_error=self.on_error)
 
-    def statements(self, user: str) -> Sequence[str]:
-        return self.reading_grants(user)
-
     def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
         from exactlyonce.connectors.mysql.change_values import ChangeDecoder
 

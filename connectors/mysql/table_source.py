@@ -13,7 +13,6 @@ from exactlyonce.connectors.mysql.address import MySQLTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.grants import Grants
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -71,7 +70,3 @@ class MySQLTableSource(MySQLTable, TableSource[T]):
 
     def _as_json(self, part: Any) -> bytes:
         return msgspec.json.encode(part, enc_hook=str)
-
-    def grants(self, user: str) -> Grants:
-        """See `Source`."""
-        return self.granted_by(self.reading_grants(user))

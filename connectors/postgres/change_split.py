@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.changes import Part, places_of
+from exactlyonce.connectors.changes import Part, first_unread, places_of, tables_read
 from exactlyonce.connectors.postgres.change_stream import (
     APPLICATION,
     TEXTS,
@@ -44,10 +44,10 @@ from exactlyonce.connectors.postgres.change_values import (
 from exactlyonce.connectors.postgres.changes import PostgresSlot, PostgresTransactions
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.slot import (
-    CapturedTable,
     Cursor,
     Pages,
     Slot,
+    SlotTable,
     followed,
     lost,
     require_same,
@@ -55,7 +55,7 @@ from exactlyonce.connectors.postgres.slot import (
 )
 from exactlyonce.connectors.postgres.slot_status import SlotLog
 from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, TableInServer, found_table
-from exactlyonce.connectors.source import LogRead, TableRead
+from exactlyonce.connectors.source import LogRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
 from exactlyonce.pipeline.changes import Transaction
@@ -93,7 +93,7 @@ class OpenSlot(OpenSplit):
         self._cursor = msgspec.json.decode(position.cursor, type=Cursor)
         self._session = PostgresConnection(slot.dsn, Limits(answer=ANSWER_S), _PAGE_SETTINGS)
         self._log = SlotLog(self._session, slot.name)
-        self._tables: dict[int, CapturedTable] = {}
+        self._tables: dict[int, SlotTable] = {}
         """By oid."""
         self._marks = slot.prefixes
         """Of messages, by prefix."""
@@ -213,11 +213,11 @@ class OpenSlot(OpenSplit):
         return self._taken(records_max)
 
     @property
-    def _unread(self) -> CapturedTable | None:
+    def _unread(self) -> SlotTable | None:
         """The first table that was not wholly read."""
-        return next((table for table in self._tables.values() if table.cursor.pages is not None), None)
+        return first_unread(self._tables.values())
 
-    def _is_due(self, table: CapturedTable) -> bool:
+    def _is_due(self, table: SlotTable) -> bool:
         """Whether the stream is where the next page of *table* is read, or its last one is over."""
         pages = table.cursor.pages
         at_end = self._stream is not None and not self._stream.inside and not self._ready
@@ -309,7 +309,7 @@ class OpenSlot(OpenSplit):
             cursor.done[name] = cursor.done.get(name, 0) + count
         return given
 
-    def _table_of(self, change: RowChange) -> CapturedTable:
+    def _table_of(self, change: RowChange) -> SlotTable:
         return self._tables[change.relation.oid]
 
     def _parts(self, change: RowChange) -> list[Part]:
@@ -362,7 +362,7 @@ class OpenSlot(OpenSplit):
                     self._note_dropped(table, pages, begin)
         return judged
 
-    def _zones(self, table: CapturedTable, pages: Pages, parts: Sequence[Part]) -> list[str]:
+    def _zones(self, table: SlotTable, pages: Pages, parts: Sequence[Part]) -> list[str]:
         """Where the key of each change lies: in a page before the newest, in the newest, or in none."""
         if pages.through is None and not pages.last:
             return [_UNREAD] * len(parts)
@@ -372,7 +372,7 @@ class OpenSlot(OpenSplit):
             for is_read, is_newest in zip(read, newest, strict=True)
         ]
 
-    def _at_most(self, table: CapturedTable, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
+    def _at_most(self, table: SlotTable, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
         """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
         if bound is None or not parts:
             return [False] * len(parts)
@@ -404,7 +404,7 @@ class OpenSlot(OpenSplit):
         self._near = snapshot_of(text).xmax
         return snapshot_of(text)
 
-    def _note_dropped(self, table: CapturedTable, pages: Pages, begin: Begin) -> None:
+    def _note_dropped(self, table: SlotTable, pages: Pages, begin: Begin) -> None:
         if begin is table.noted:
             return
         table.noted = begin
@@ -413,21 +413,21 @@ class OpenSlot(OpenSplit):
             now = self._snapshot_now()
             pages.dropped = [number for number in dict.fromkeys(pages.dropped) if not now.sees(number)]
 
-    def _begin_anew(self, table: CapturedTable, begin: Begin) -> None:
+    def _begin_anew(self, table: SlotTable, begin: Begin) -> None:
         """All rows are gone: read those that come since then, if the table is not wholly read."""
         if (pages := table.cursor.pages) is not None:
             self._note_dropped(table, pages, begin)
             pages.after = pages.through = None
             pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
-    def _found(self, table: CapturedTable) -> TableInServer:
+    def _found(self, table: SlotTable) -> TableInServer:
         """The table as it is in the server now. Raises Halt if it was made anew."""
         there = found_table(self._session, table.source, table.id)
         if there.oid != table.there.oid:
             raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
         return there
 
-    def _read_page(self, table: CapturedTable, pages: Pages) -> bool:
+    def _read_page(self, table: SlotTable, pages: Pages) -> bool:
         """Read the next page; False where a transaction that it has to see is not visible yet."""
         session, now_s = self._session, time.monotonic()
         if (pages.dropped or pages.since) and now_s < self._page_s:
@@ -491,15 +491,10 @@ class OpenSlot(OpenSplit):
 
     def log(self) -> LogRead:
         committed_ms = 0 if self._stream is None else self._stream.committed_ms
-        return self._log.look(self._cursor.lsn, committed_ms, list(self._tables_read()))
+        read = tables_read(self._tables.values(), PAGE_ROWS, self._rows_about)
+        return self._log.look(self._cursor.lsn, committed_ms, list(read))
 
-    def _tables_read(self) -> Iterator[TableRead]:
-        for table in self._tables.values():
-            if (pages := table.cursor.pages) is not None:
-                page = max(int(table is self._unread), -(-pages.rows // PAGE_ROWS))
-                yield TableRead(table.source.table, page, max(1, page, -(-self._rows_about(table) // PAGE_ROWS)))
-
-    def _rows_about(self, table: CapturedTable) -> int:
+    def _rows_about(self, table: SlotTable) -> int:
         """The server's estimate of the table's rows; 0: it does not answer."""
         try:
             ((text,),) = self._session.rows(sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM {}").format(table.there.name))

@@ -87,9 +87,6 @@ class PostgresChanges(PostgresTable, TableChanges[T], SlotSource[Change[T]]):
 
     kind: ClassVar[str] = "postgres-changes"
 
-    def statements(self, user: str) -> Sequence[str]:
-        return self.reading_grants(user)
-
     def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
         from exactlyonce.connectors.postgres.change_values import ChangeDecoder
 

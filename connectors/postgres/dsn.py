@@ -40,7 +40,6 @@ class PostgresTable(DatabaseTable):
         return _PASSWORD.search(dsn) is not None
 
     def reading_grants(self, user: str) -> tuple[str, ...]:
-        """The statements that let *user* read the table."""
         schema, _, table = self.table.rpartition(".")
         role, schema, table = quoted(user), quoted(schema or "public"), quoted(table)
         return (

@@ -15,6 +15,7 @@ import msgspec
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.changes import CapturedTable
 from exactlyonce.connectors.postgres.change_stream import Begin, System, read_lsn, system_of
 from exactlyonce.connectors.postgres.change_values import columns_in, relation_problems
 from exactlyonce.connectors.postgres.changes import PostgresChanges, PostgresSlot
@@ -84,23 +85,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class CapturedTable:
-    """A table of a slot, as it is in the server."""
+class SlotTable(CapturedTable[PostgresChanges[Any], TableCursor]):
+    """A table of a slot."""
 
-    id: str
-    """Of its first member, for errors."""
-    members: Mapping[str, PostgresChanges[Any]]
     there: TableInServer
-    cursor: TableCursor
-    places: tuple[int, ...] = ()
-    """Of the key's columns in a row of the stream."""
     noted: Begin | None = None
     """The last transaction with a dropped change."""
-
-    def __post_init__(self) -> None:
-        self.source = self.members[self.id]
-        """Any member: they have one table and one key."""
-        self.mark = self.source.mark
 
 
 class Slot(NamedTuple):
@@ -155,13 +145,13 @@ class SlotFinder:
 
 def followed(
     session: PostgresConnection, slot: PostgresSlot, system: System, position: SourceOffset
-) -> list[CapturedTable]:
+) -> list[SlotTable]:
     """The tables of *slot* at *position*; one that is not in it begins with its pages.
 
     Raises Halt if changes since then may not have come, `ConfigError` if a table cannot be captured.
     """
     cursor = require_same(session, slot, system, position)
-    tables: dict[int, CapturedTable] = {}
+    tables: dict[int, SlotTable] = {}
     if not slot.tables:
         _require_capturable(session, slot, {}, None)
     for members, entry in zip(slot.tables, _entries(session, slot), strict=True):
@@ -179,7 +169,7 @@ def followed(
             _require_capturable(session, slot, members, there)
             pages = Pages(since=_next_transaction(session)) if source.snapshot == "pages" else None
             known = TableCursor(source.table, source.key_columns, entry.published, pages)
-        tables[there.oid] = CapturedTable(id, members, there, known)
+        tables[there.oid] = SlotTable(id, members, known, there)
         known.name = source.table
     return list(tables.values())
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.changes import finding_of, not_captured
 from exactlyonce.connectors.postgres.change_stream import read_lsn
 from exactlyonce.connectors.postgres.changes import PostgresSlot
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
@@ -92,14 +93,14 @@ def _findings(
     with closing(source.finder(source.id)) as finder:
         try:
             for problem in (*server_problems(session), *publication_problems(session, source)):
-                yield _not_captured(source.contents, problem)
+                yield not_captured(source.contents, problem)
             for members in source.tables:
                 id, table = next(iter(members.items()))
                 there = found_table(session, table, id)
                 for problem in dict.fromkeys(
                     problem for member in members.values() for problem in table_problems(session, member, there)
                 ):
-                    yield _not_captured(table.table, problem)
+                    yield not_captured(table.table, problem)
                 if session.rows("SELECT has_any_column_privilege($1::oid, 'SELECT')", (there.oid,)) == [(False,)]:
                     grant = table.reading_grants(role)[-1].rstrip(";")
                     yield SourceFinding(f"The role {role} of dsn= may not read {table.table}", grant)
@@ -107,8 +108,7 @@ def _findings(
             if positions:
                 finder.find(positions)
         except (ConfigError, Halt) as error:
-            what, _, choices = str(error).partition("\n")
-            yield SourceFinding(what.rstrip("."), choices.strip().removeprefix("Choices: ") or "as it says")
+            yield finding_of(error)
     rows = session.rows("SELECT to_jsonb(s) FROM pg_replication_slots s WHERE s.slot_name = $1", (name,))
     if not rows:
         return
@@ -150,11 +150,6 @@ def _findings(
             "end it: SELECT pg_terminate_backend(its process), or ROLLBACK PREPARED",
             is_note=True,
         )
-
-
-def _not_captured(name: str, problem: str) -> SourceFinding:
-    what, _, do = problem.partition(": ")
-    return SourceFinding(f"The changes of {name} cannot be captured: {what}", do or "as it says")
 
 
 def _failover(

@@ -11,7 +11,6 @@ from exactlyonce.connectors.postgres.dsn import PostgresTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.codec import codec_for
-from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.sizes import is_count
 
 if TYPE_CHECKING:
@@ -62,10 +61,6 @@ class PostgresTableSource(PostgresTable, TableSource[T]):
     def _as_json(self, part: Any) -> bytes:
         row: str = part
         return row.encode()
-
-    def grants(self, user: str) -> Grants:
-        """See `Source`."""
-        return self.granted_by(self.reading_grants(user))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

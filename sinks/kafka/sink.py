@@ -133,20 +133,22 @@ class KafkaSink(Sink[T], Generic[T]):
         """The encoder of records of this type, for a topic with so many *partitions*; ``partition=`` needs them."""
         require(self.partition is None or partitions is not None, "the partitions of a topic are counted before output")
         value_codec, key_codec = self.codec(type_), self._codec_of_keys(type_)
-        key: Callable[[Any], object] | None = self.key or (attrgetter("key") if holds_keys(type_) else None)
+        envelope = value_codec if isinstance(value_codec, DebeziumCodec) else None
+        keyed = envelope is None and holds_keys(type_)
+        own_key: Callable[[Any], object] | None = attrgetter("key") if keyed else None
+        if envelope is not None:
+            own_key = envelope.key_of
         headers = self.headers or (attrgetter("headers") if holds_records(type_) else None)
         placing = None if self.partition is None else Placing(self.partition, self.topic, partitions or 0)
-        if isinstance(value_codec, DebeziumCodec):
-            key = self.key or value_codec.key_of
         return KafkaEncoder(
             opened(value_codec, self.topic, "value"),
-            holds_keys(type_) and not isinstance(value_codec, DebeziumCodec),
-            key,
+            keyed,
+            self.key or own_key,
             headers,
             self.timestamp,
             placing,
             None if key_codec is None else opened(key_codec, self.topic, "key"),
-            tombstones=isinstance(value_codec, DebeziumCodec) and value_codec.tombstones,
+            tombstones=envelope is not None and envelope.tombstones,
         )
 
     def _codec_of_keys(self, type_: Any) -> Codec[Any] | None:
