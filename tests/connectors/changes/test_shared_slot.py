@@ -231,6 +231,26 @@ def test_settings_in_which_members_differ(one: dict[str, Any], other: dict[str, 
         pipeline.build()
 
 
+@pytest.mark.parametrize(
+    ("dsn", "reason"),
+    [
+        ("postgresql://ann:secret@db/shop", "has a password written out"),
+        ("env:", "names no variable"),
+        ("", "is not set"),
+    ],
+)
+def test_a_wrong_dsn_of_any_member(dsn: str, reason: str) -> None:
+    """It is refused once, and is not in the error."""
+    table = PostgresChanges("accounts", dsn=dsn, key="id", value=Account)
+    for source in (table, PostgresMessages("orders", dsn=dsn, value=Placed), PostgresTransactions(dsn=dsn)):
+        pipeline = Pipeline("shop")
+        pipeline.source("member", source).sink("out", KafkaSink("out"))
+        with pytest.raises(GraphError, match=reason) as raised:
+            pipeline.build()
+        assert len(list(source.problems())) == 1
+        assert "secret" not in str(raised.value)
+
+
 def test_a_table_taken_out_of_the_publication_by_hand(shop: Shop) -> None:
     begin(shop)
     shop.read_all()
