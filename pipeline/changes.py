@@ -66,5 +66,4 @@ class Transaction(msgspec.Struct, frozen=True):
     timestamp_ms: int
     """The time of its commit."""
     changes: dict[str, int]
-    """The number of its changes by table, and of its messages by prefix, as the pipeline reads them; also of those that
-    a row has which is read beside them."""
+    """The number of its changes by table, and of its messages by prefix, as the pipeline reads them."""

@@ -175,7 +175,8 @@ class PostgresMessages(SlotSource[T]):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PostgresTransactions(SlotSource[Transaction]):
     """Gives a `Transaction` after the last change of each: ``PostgresTransactions(dsn="env:SHOP_DSN")``. Its counts say
-    when all changes of the slot's tables are there."""
+    when all changes of the slot's tables are there. There is none until the rows of all tables are read, for some of
+    these have changes in them."""
 
     mark: ClassVar[str] = "transactions"
     type: ClassVar[Any] = Transaction

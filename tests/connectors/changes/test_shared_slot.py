@@ -321,6 +321,25 @@ def test_the_ends_of_transactions(shop: Shop) -> None:
     assert (last.lsn, last.timestamp_ms, last.transaction) == (ends[1].lsn, ends[1].timestamp_ms, ends[1].transaction)
 
 
+def test_the_ends_of_transactions_beside_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin once all tables are read: until then a row of a page may have the changes. So counts are true."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 2)
+    begin(shop)
+    shop.source = shop.source.with_member("ends", PostgresTransactions(dsn="env:SHOP_DSN"))
+    for table in ("accounts", "savings"):
+        shop.sql(f"INSERT INTO {table} SELECT i, 'ann', 0 FROM generate_series(1, 4) i")
+    until(lambda: shop.poll(1))
+    shop.sql("INSERT INTO savings VALUES (5, 'bob', 0), (6, 'bob', 0)")
+    shop.read_all(1)
+    assert [ids for ids, _ in shop.changes if ids == ("ends",)] == []
+    assert len(shop.changes) == 10
+    shop.end()
+    shop.sql("UPDATE savings SET amount = 1")
+    changed = shop.read_all(4)
+    assert [ids for ids, _ in changed] == [("savings",)] * 6 + [("ends",)]
+    assert changed[6][1].changes == {"savings": 6}
+
+
 def test_an_outbox_alone(shop: Shop) -> None:
     """Its publication has no table. A message that does not decode is an error of its own."""
     shop.source = shop.shared(orders=PostgresMessages("orders", dsn="env:SHOP_DSN", value=Placed))
