@@ -113,12 +113,12 @@ def _findings(
                 if session.rows("SELECT has_any_column_privilege($1::oid, 'SELECT')", (there.oid,)) == [(False,)]:
                     grant = table.reading_grants(role)[-1].rstrip(";")
                     yield SourceFinding(f"The role {role} of dsn= may not read {table.table}", grant)
-            there = require_slot(session, source, source.id, was_read=bool(positions))
+            slot_now = require_slot(session, source, source.id, was_read=bool(positions))
             if positions:
                 finder.find(positions)
-                if there.holder is None:  # else the slot moves, and the newest checkpoint may be another by now
+                if slot_now.holder is None:  # else the slot moves, and the newest checkpoint may be another by now
                     cursor = msgspec.json.decode(positions[0].cursor, type=Cursor)
-                    require_kept(there, cursor, source.id)
+                    require_kept(slot_now, cursor, source.id)
         except (ConfigError, Halt) as error:
             yield finding_of(error)
     rows = session.rows("SELECT to_jsonb(s) FROM pg_replication_slots s WHERE s.slot_name = $1", (name,))
