@@ -454,6 +454,9 @@ def test_a_table_that_had_another_name(shop: Shop) -> None:
         ("ALTER PUBLICATION exactlyonce_shop SET TABLE accounts WHERE (id > 3)", "altered or dropped"),
         ("CREATE UNIQUE INDEX by_owner ON accounts (owner); ALTER TABLE accounts ALTER owner SET NOT NULL;"
          "ALTER TABLE accounts REPLICA IDENTITY USING INDEX by_owner", "replica identity of accounts was changed"),
+        ("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'; SELECT pg_reload_conf();"
+         + 4 * "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal();" + "CHECKPOINT",
+         "it kept more log than max_slot_wal_keep_size: changes are lost"),
     ],
 )  # fmt: skip
 def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
@@ -469,21 +472,6 @@ def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> 
     error = shop.halt()
     assert re.search(reason, str(error))
     assert error.choices or "run the program that fits" in str(error)
-
-
-def test_a_slot_that_the_server_gave_up(shop: Shop) -> None:
-    """It is a halt, whenever that is."""
-    shop.begin()
-    shop.read_all()
-    shop.sql("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
-    shop.sql("SELECT pg_reload_conf()")
-    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
-    for _ in range(4):
-        shop.sql("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
-    shop.sql("CHECKPOINT")
-    until(lambda: shop.sql("SELECT wal_status FROM pg_replication_slots") == [("lost",)])
-    assert "it kept more log than max_slot_wal_keep_size: changes are lost" in str(shop.halt())
-    assert "given up slot" in str(shop.halt())
 
 
 class Renamed(msgspec.Struct):
