@@ -265,11 +265,14 @@ class OpenSlot(OpenSplit):
             self._ready.extend(items if unread is None else self._judged(items))
 
     def _ended(self) -> list[Part]:
-        """The end of the transaction at hand, if it is a record and has changes."""
+        """The end of the transaction at hand, if it is a record and has changes. Until all tables are read it is none:
+        pages may have its rows."""
         if not self._counts or self._stream is None:
             return []
         begin, counts = self._stream.begin, {self._shown[mark]: count for mark, count in self._counts.items()}
         self._counts.clear()
+        if self._unread is not None:
+            return []
         return [
             Part(
                 PostgresTransactions.mark,
