@@ -46,10 +46,6 @@ def relation_problems(source: PostgresChanges[Any], relation: Relation) -> Itera
     """The reasons why changes of *relation* are no records of *source*."""
     columns, bases = columns_of(source.value), {column.name: _base(column.oid) for column in relation.columns}
     yield from field_problems(columns, bases, TAKEN)
-    if hidden := [
-        column.name for column in relation.columns if column.name in source.key_columns and not column.is_key
-    ]:
-        yield f"its replica identity lacks {hidden[0]!r} of key=, so a delete does not say which row it was"
     for name, field in columns.items():
         if name not in bases:
             if not field.required:

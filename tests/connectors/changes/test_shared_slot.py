@@ -274,7 +274,7 @@ def test_a_table_taken_out_of_the_publication_by_hand(shop: Shop) -> None:
     begin(shop)
     shop.read_all()
     shop.sql("ALTER PUBLICATION exactlyonce_shop DROP TABLE savings")
-    with pytest.raises(Halt, match="Source 'savings' cannot go on: the publication was altered"):
+    with pytest.raises(Halt, match="Source 'savings' cannot go on: publication exactlyonce_shop was altered"):
         shop.find()
 
 
