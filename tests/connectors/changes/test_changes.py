@@ -690,6 +690,19 @@ def test_another_timeline(shop: Shop) -> None:
         shop.poll()
 
 
+def test_a_log_that_was_removed_though_the_slot_needs_it(shop: Shop) -> None:
+    """A failover led to a server that was copied later, and has the slot, which it calls "reserved" all the same."""
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    shop.insert(1)
+    ((segment,),) = shop.sql("SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots")
+    shop.sql("SELECT pg_switch_wal()")
+    (shop.server.folder / "data" / "pg_wal" / segment).unlink()
+    with pytest.raises(Halt, match=f"not the log that this slot needs(?s:.*){segment}"):
+        until(shop.poll)
+
+
 def test_how_far_it_is_in_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A count of records is not known, and not shown; a server that does not answer is no error."""
     monkeypatch.setattr(splits, "LOG_INTERVAL_S", 0)
