@@ -231,6 +231,26 @@ def test_settings_in_which_members_differ(one: dict[str, Any], other: dict[str, 
         pipeline.build()
 
 
+@pytest.mark.parametrize(
+    ("dsn", "reason"),
+    [
+        ("postgresql://ann:secret@db/shop", "has a password written out"),
+        ("env:", "names no variable"),
+        ("", "is not set"),
+    ],
+)
+def test_a_wrong_dsn_of_any_member(dsn: str, reason: str) -> None:
+    """It is refused once, and is not in the error."""
+    table = PostgresChanges("accounts", dsn=dsn, key="id", value=Account)
+    for source in (table, PostgresMessages("orders", dsn=dsn, value=Placed), PostgresTransactions(dsn=dsn)):
+        pipeline = Pipeline("shop")
+        pipeline.source("member", source).sink("out", KafkaSink("out"))
+        with pytest.raises(GraphError, match=reason) as raised:
+            pipeline.build()
+        assert len(list(source.problems())) == 1
+        assert "secret" not in str(raised.value)
+
+
 def test_a_table_taken_out_of_the_publication_by_hand(shop: Shop) -> None:
     begin(shop)
     shop.read_all()
@@ -299,6 +319,25 @@ def test_the_ends_of_transactions(shop: Shop) -> None:
     assert [shop.changes.index((("ends",), end)) for end in ends] == [4, 10]
     last = shop.changes[9][1]
     assert (last.lsn, last.timestamp_ms, last.transaction) == (ends[1].lsn, ends[1].timestamp_ms, ends[1].transaction)
+
+
+def test_the_ends_of_transactions_beside_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin once all tables are read: until then a row of a page may have the changes. So counts are true."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 2)
+    begin(shop)
+    shop.source = shop.source.with_member("ends", PostgresTransactions(dsn="env:SHOP_DSN"))
+    for table in ("accounts", "savings"):
+        shop.sql(f"INSERT INTO {table} SELECT i, 'ann', 0 FROM generate_series(1, 4) i")
+    until(lambda: shop.poll(1))
+    shop.sql("INSERT INTO savings VALUES (5, 'bob', 0), (6, 'bob', 0)")
+    shop.read_all(1)
+    assert [ids for ids, _ in shop.changes if ids == ("ends",)] == []
+    assert len(shop.changes) == 10
+    shop.end()
+    shop.sql("UPDATE savings SET amount = 1")
+    changed = shop.read_all(4)
+    assert [ids for ids, _ in changed] == [("savings",)] * 6 + [("ends",)]
+    assert changed[6][1].changes == {"savings": 6}
 
 
 def test_an_outbox_alone(shop: Shop) -> None:
