@@ -374,10 +374,11 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         return any("throttle" in connection.paused for connection in list(self._conns.values()))
 
     def settle(self, server: Any, connection: Any) -> None:
-        """Keep *connection*, to a bootstrap *server*, as that to the broker of its address; close it if none has it."""
+        """Keep *connection*, to a bootstrap *server*, as that to the broker of its address; close it if none has it, or
+        if a quota has muted it."""
         address = server.host, server.port
         node_id = next((one.node_id for one in self.cluster.brokers() if (one.host, one.port) == address), None)
-        if node_id is None:
+        if node_id is None or connection.paused:
             self.close(server.node_id)
             return
         self._conns[node_id] = self._conns.pop(server.node_id)
