@@ -163,7 +163,8 @@ class OpenSlot(OpenSplit):
         require_kept(there, cursor, self._id)
         if there.holder is not None:
             self._free(there, take_over=take_over)
-        stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
+        names = {oid: table.there.name for oid, table in self._tables.items()}
+        stream.start(slot.name, cursor.lsn, read_lsn(there.confirmed), names, self._marks)
         tables = {table.mark: str(oid) for oid, table in self._tables.items()}
         self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
         if self._counts is not None:
@@ -210,7 +211,7 @@ class OpenSlot(OpenSplit):
                 table.cursor.pages = None
             elif self._read_page(table, pages):
                 return self._page_rows(records_max)
-            elif pages.dropped and table.unfit_since is None:
+            elif pages.dropped and not pages.since and table.unfit_since is None:
                 return []
         if not self._ready:
             if self._halt is None:
@@ -485,9 +486,13 @@ class OpenSlot(OpenSplit):
             table.there, table.unfit_since = there, None
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+                " FROM set_config('intervalstyle', 'iso_8601', true)"
             )
             snapshot = snapshot_of(text)
-            if snapshot.xmin < pages.since or not all(map(snapshot.sees, pages.dropped)):
+            if snapshot.xmin < pages.since:
+                return False
+            pages.since = 0
+            if not all(map(snapshot.sees, pages.dropped)):
                 return False
             lines = session.copied(_page_query(there, after))
         finally:
@@ -495,7 +500,7 @@ class OpenSlot(OpenSplit):
         with session.transaction("exactlyonce"):
             session.rows("SET LOCAL synchronous_commit = local")
             ((until,),) = session.rows("SELECT pg_logical_emit_message(true, 'exactlyonce', '')::text")
-        pages.dropped, pages.since, pages.after, pages.snapshot = [], 0, after, text
+        pages.dropped, pages.after, pages.snapshot = [], after, text
         pages.until = read_lsn(until)
         relation = columns_in(there)
         begin = Begin(self._cursor.lsn, time_ms, None)

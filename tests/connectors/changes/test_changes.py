@@ -8,7 +8,7 @@ import string
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -232,6 +232,25 @@ def test_a_reader_that_is_left_over_is_ended(shop: Shop) -> None:
     a_left_over_reader_is_ended(shop)
 
 
+def test_a_stream_that_begins_again_acknowledges_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no finalized checkpoint has stays in the slot."""
+    monkeypatch.setattr(change_stream, "STATUS_S", 0)
+    shop.begin()
+    shop.insert(1)
+    shop.read_all()
+    checkpoint = shop.positions
+    shop.reader.finalized(checkpoint)
+    shop.insert(2)
+    shop.read_all()
+    shop.sql("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots")
+    shop.insert(3)
+    assert [change.key for change in shop.read_all()] == [3]
+    until(lambda: shop.poll() == [] and shop.sql("SELECT flush_lsn IS NULL FROM pg_stat_replication") == [(False,)])
+    shop.end()
+    shop.positions = checkpoint
+    assert [change.key for change in shop.read_all()] == [2, 3]
+
+
 def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
     shop.begin()
     with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
@@ -256,18 +275,20 @@ class Everything(msgspec.Struct):
     data: bytes
     tags: dict[str, int]
     number: UUID
+    ago: timedelta
+    opens: time
 
 
 def test_types_and_keys_of_several_columns(shop: Shop) -> None:
     """A page and the stream give the same values."""
     shop.begin(
         "id text, shop int, price numeric(20, 4), rate float8, paid bool, at timestamptz, data bytea, tags jsonb,"
-        " number uuid, more text, PRIMARY KEY (id, shop)",
+        " number uuid, ago interval, opens timetz, more text, PRIMARY KEY (id, shop)",
         key=("id", "shop"), value=Everything,
     )  # fmt: skip
     insert = (
         "INSERT INTO accounts VALUES (%s, 7, 12.5, NULL, true, '2026-01-02 03:04:05.678+01', '\\x00ff', '{\"a\": 1}',"
-        " '00000000-0000-0000-0000-000000000001', %s)"
+        " '00000000-0000-0000-0000-000000000001', '-26:30', '08:00+02', %s)"
     )
     odd = "a\tb\\N\n\\é'\""
     shop.sql(insert, odd, odd)
@@ -282,7 +303,9 @@ def test_types_and_keys_of_several_columns(shop: Shop) -> None:
     assert deleted.before is None
     at = datetime(2026, 1, 2, 2, 4, 5, 678000, tzinfo=timezone.utc)
     number = UUID("00000000-0000-0000-0000-000000000001")
-    assert read.after == Everything(odd, 7, Decimal("12.5000"), None, True, at, b"\x00\xff", {"a": 1}, number)
+    ago, opens = timedelta(hours=-26, minutes=-30), time(8, tzinfo=timezone(timedelta(hours=2)))
+    amount, data = Decimal("12.5000"), b"\x00\xff"
+    assert read.after == Everything(odd, 7, amount, None, True, at, data, {"a": 1}, number, ago, opens)
 
 
 def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:

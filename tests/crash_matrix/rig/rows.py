@@ -92,6 +92,7 @@ class Promise:
 CHANGES, SHARED, MARIA, SLOW = (
     f"tests/connectors/changes/test_{name}.py" for name in ("changes", "shared_slot", "maria_changes", "slow_reader")
 )
+KILLS = "tests/change_kills/test_some_kills.py"
 """Tests of captured changes."""
 
 ROWS = (
@@ -203,7 +204,7 @@ ROWS = (
         tests=(f"{CHANGES}::test_pages_beside_writers",
                f"{CHANGES}::test_a_page_that_was_not_whole_is_followed_by_the_next",
                f"{CHANGES}::test_a_commit_that_is_streamed_before_it_is_visible",
-               f"{MARIA}::test_maria_pages_beside_writers", "tests/stores/test_captured_changes.py")),
+               f"{MARIA}::test_maria_pages_beside_writers", KILLS)),
     Row(43, "a kill within an open transaction of captured changes", "the others of its changes come, each once",
         tests=("tests/stores/test_captured_changes.py::test_a_kill_within_a_transaction",
                f"{CHANGES}::test_an_open_transaction_is_read_on_where_the_reader_ended",
@@ -215,10 +216,11 @@ ROWS = (
     Row(45, "the stream of changes ends, or its server dies", "begun again at the position, once a server is there",
         tests=(f"{CHANGES}::test_a_walsender_that_ends_and_a_server_that_starts_again",
                f"{SLOW}::test_a_stream_that_is_lost_again_and_again_within_a_transaction",
-               f"{MARIA}::test_maria_stream_that_ends", f"{MARIA}::test_maria_server_that_is_killed_beside_writers")),
+               f"{MARIA}::test_maria_stream_that_ends", f"{MARIA}::test_maria_server_that_is_killed_beside_writers",
+               KILLS)),
     Row(46, "a standby takes over from a captured server", "it goes on, or the run halts if that lacks what was read",
         tests=(f"{CHANGES}::test_another_timeline", f"{CHANGES}::test_another_database_cluster",
-               f"{MARIA}::test_maria_failover")),
+               f"{MARIA}::test_maria_failover", KILLS)),
     Row(47, "the slot is ahead of the checkpoint, gone, or lost", "the run halts with choices; no silent gap",
         tests=(f"{CHANGES}::test_what_would_lose_changes_stops", f"{MARIA}::test_maria_binlog_that_is_gone")),
     Row(48, "a table is added while a transaction that wrote to it is open", "its pages wait for that, and have it",
