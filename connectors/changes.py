@@ -113,13 +113,17 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
     def decoder(self) -> SplitDecoder:
         with self.needing_driver():
             decode_change, as_json = self.change_decoder()
-        name = type_name(self.type)
+        name, key = type_name(self.type), self.key_reader
+
+        def refused(part: Any, error: BaseException) -> str:
+            row = f" with key {key(part.key)!r}" if part.key else ""
+            return f"the change of {self.table}{row} is not {name}: {error}"
 
         def decode_record(part: Any) -> Any:
             return decode_change(part).record()
 
         decode = decode_record if self.is_changelog else decode_change
-        return SplitDecoder(decode, as_json, lambda part, error: f"the change is not {name}: {error}")
+        return SplitDecoder(decode, as_json, refused)
 
     @property
     def key_reader(self) -> Callable[[Sequence[str]], Any]:

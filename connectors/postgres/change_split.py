@@ -178,12 +178,15 @@ class OpenSlot(OpenSplit):
     def _free(self, slot: Slot, *, take_over: bool) -> None:
         """End the session that reads the slot, if it is one of ours that is left over."""
         what = f"Slot {self._slot.name!r} of source {self._id!r} is read by process {slot.holder} of the server"
-        if slot.holder_name != APPLICATION:
-            raise ConfigError(
-                f"{what}, of {slot.holder_name!r}. A slot has one reader: give this source its own slot=."
-            )
+        is_ours = slot.holder_name == APPLICATION
         if not take_over:
-            raise StoreUnavailable(f"{what}: another incarnation of this pipeline, which goes on")
+            who = "another incarnation of this pipeline, which goes on" if is_ours else f"{slot.holder_name!r}"
+            raise StoreUnavailable(f"{what}: {who}")
+        if not is_ours:
+            raise ConfigError(
+                f"{what}, of {slot.holder_name!r}. A slot has one reader: end that one, or give this source its own "
+                f"slot=."
+            )
         ((ended,),) = self._session.rows("SELECT pg_terminate_backend($1, $2)", (slot.holder, TAKE_OVER_MS))
         if not ended:
             raise StoreUnavailable(f"{what}, and does not end")

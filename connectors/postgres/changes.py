@@ -146,16 +146,23 @@ class PostgresMessages(SlotSource[T]):
         return f"postgres-messages:{self.prefix}"
 
     def decoder(self) -> SplitDecoder:
+        with self.needing_driver():
+            from exactlyonce.connectors.postgres.change_stream import shown_lsn
         codec, name = codec_for(self.value), type_name(self.timed_type)
         decode = opened(codec, self.prefix, "value").decode
 
         def decode_record(part: Any) -> Any:
             return Record(decode(part.change.content), None, part.change.begin.timestamp_ms)
 
+        def refused(part: Any, error: BaseException) -> str:
+            begin = part.change.begin
+            where = f"{self.prefix!r} at {shown_lsn(begin.lsn)}, of transaction {begin.transaction}"
+            return f"the message {where}, is not {name} in {codec.name}: {error}"
+
         return SplitDecoder(
             decode_record if self.metadata else lambda part: decode(part.change.content),
             lambda part: bytes(part.change.content),
-            lambda part, error: f"the message is not {name} in {codec.name}: {error}",
+            refused,
         )
 
     def check_services(self) -> None:
