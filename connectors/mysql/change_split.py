@@ -22,7 +22,9 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import (
     CapturedTable,
+    Pages,
     Part,
+    TableProgress,
     finding_of,
     first_unread,
     not_captured,
@@ -72,20 +74,9 @@ COMPARED_MAX = 500
 """The keys that one statement compares."""
 
 
-class Pages(msgspec.Struct, omit_defaults=True):
-    """How far a table was read."""
+class TableCursor(TableProgress, omit_defaults=True):
+    """How far one table of a binlog was read."""
 
-    through: Key | None = None
-    """The key of the last row that was read; None: no row was."""
-    rows: int = 0
-    """The rows that were read."""
-
-
-class TableCursor(msgspec.Struct, omit_defaults=True):
-    """How far one table was read."""
-
-    pages: Pages | None = None
-    """None: the whole table was read, or none of it is to be."""
     index: int = 0
     """The changes of the transaction at hand that were returned, or left to a page."""
 
@@ -103,9 +94,10 @@ class Cursor(msgspec.Struct, omit_defaults=True):
 
 
 @dataclass
-class BinlogTable(CapturedTable[MySQLChanges[Any], TableCursor]):
+class BinlogTable(CapturedTable[MySQLChanges[Any]]):
     """A table of the binlog."""
 
+    cursor: TableCursor
     name: Table
     key: tuple[KeyColumn, ...] = ()
     skip: int = 0
@@ -133,17 +125,17 @@ class Identity(msgspec.Struct, frozen=True):
 class BinlogFinder:
     """The `SplitFinder` of a binlog, which is one split."""
 
-    def __init__(self, source_id: str, binlog: MySQLBinlog) -> None:
-        self._id, self._binlog = source_id, binlog
+    def __init__(self, binlog: MySQLBinlog) -> None:
+        self._binlog = binlog
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         """See `SplitFinder`. Raises ConfigError where the changes cannot be captured."""
-        binlog, id = self._binlog, self._id
+        binlog = self._binlog
         if known:
             return []
         cursor = require_capturable(binlog)
         identity = msgspec.json.encode(Identity(binlog.address().database)).decode()
-        return [SourceOffset(id, binlog.place, identity, 0, 0, cursor=msgspec.json.encode(cursor).decode())]
+        return [SourceOffset(binlog.id, binlog.place, identity, 0, 0, cursor=msgspec.json.encode(cursor).decode())]
 
     def close(self) -> None:
         """Nothing is connected."""
@@ -177,7 +169,7 @@ class OpenBinlog(OpenSplit):
         self._began_again: str | None = None
         """The position at which the stream was last begun again after a fault."""
         try:
-            require_server(self._session, binlog, self._id)
+            require_server(self._session, binlog)
             database = self._session.address.database
             if msgspec.json.decode(position.identity, type=Identity).database != database:
                 raise lost(self._id, f"goes on in another database: the dsn names {database!r} now")
@@ -479,9 +471,6 @@ class OpenBinlog(OpenSplit):
             self._end = read_gtids(end)
         return self._end is not None and covers(self._gtids, self._end) and first_unread(self._tables.values()) is None
 
-    def buffered(self) -> int:
-        return len(self._ready) + (0 if self._page is None else len(self._page.rows))
-
     def log(self) -> LogRead:
         """The lag is at most the time since all was read, and no more than the age of the last commit."""
         tables = list(tables_read(self._tables.values(), PAGE_ROWS, self._rows_about))
@@ -537,32 +526,32 @@ def _keyed(table: BinlogTable, change: RowChange) -> Iterator[Part]:
 # --- what is required -------------------------------------------------------------------------------------------------
 
 
-def require_server(session: MySQLSession, binlog: MySQLBinlog, id: str) -> None:
+def require_server(session: MySQLSession, binlog: MySQLBinlog) -> None:
     """Raise ConfigError unless the binlog of the server tells all changes."""
     if wrong := list(_server_problems(session)):
-        raise ConfigError(f"Source {id!r} cannot capture the changes of {binlog.contents}: {'; '.join(wrong)}.")
+        raise ConfigError(f"Source {binlog.id!r} cannot capture the changes of {binlog.contents}: {'; '.join(wrong)}.")
 
 
 def require_capturable(binlog: MySQLBinlog) -> Cursor:
     """The position at the end of the binlog. Raises ConfigError or StoreError unless its changes can be captured."""
     with closing(MySQLSession(binlog.address, ANSWER_S)) as session:
-        require_server(session, binlog, binlog.id)
+        require_server(session, binlog)
         ((gtids,),) = session.ask("SELECT @@gtid_binlog_pos")
         cursor = Cursor(gtids)
         cursor.tables = {table.source.table: table.cursor for table in captured(session, binlog, cursor)}
-    require_position(binlog, binlog.id, gtids)
+    require_position(binlog, gtids)
     return cursor
 
 
-def require_position(binlog: MySQLBinlog, id: str, gtids: str) -> None:
+def require_position(binlog: MySQLBinlog, gtids: str) -> None:
     """Raise StoreError where the user may not read the binlog, Halt where it does not go on after *gtids*. A reader
     that is at work goes on."""
     another = replace(binlog, name=f"{binlog.name}, looked at")
-    with closing(BinlogStream(id, binlog.address, another.server_id, read_gtids(gtids), ())) as stream:
+    with closing(BinlogStream(binlog.id, binlog.address, another.server_id, read_gtids(gtids), ())) as stream:
         stream.require_begun()
 
 
-def examine(binlog: MySQLBinlog, id: str, positions: Sequence[SourceOffset]) -> tuple[str, list[SourceFinding]]:
+def examine(binlog: MySQLBinlog, positions: Sequence[SourceOffset]) -> tuple[str, list[SourceFinding]]:
     """See `SplitSource.examine`."""
     findings, cursor = list[SourceFinding](), Cursor("")
     if positions:
@@ -574,7 +563,7 @@ def examine(binlog: MySQLBinlog, id: str, positions: Sequence[SourceOffset]) -> 
             return f"binlog for reader {binlog.name}: not readable", findings
         try:
             captured(session, binlog, cursor)
-            require_position(binlog, id, cursor.gtids or session.ask("SELECT @@gtid_binlog_pos")[0][0])
+            require_position(binlog, cursor.gtids or session.ask("SELECT @@gtid_binlog_pos")[0][0])
         except (ConfigError, Halt) as error:
             findings.append(finding_of(error))
         sizes = [int(size) for _, size, *_ in session.ask("SHOW BINARY LOGS")]

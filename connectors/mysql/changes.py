@@ -82,7 +82,7 @@ class MySQLBinlog(MySQLDatabase, ChangeLog):
     nothing: ClassVar[str] = "there is nothing to make or to remove"
 
     @property
-    def id(self) -> str:  # type: ignore[override]  # a part of its name
+    def id(self) -> str:
         return f"binlog-{self.name}"
 
     @property
@@ -97,7 +97,7 @@ class MySQLBinlog(MySQLDatabase, ChangeLog):
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():
             from exactlyonce.connectors.mysql.change_split import BinlogFinder
-        return BinlogFinder(source, self)
+        return BinlogFinder(self)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
         with self.needing_driver():
@@ -116,10 +116,10 @@ class MySQLBinlog(MySQLDatabase, ChangeLog):
         """There is nothing to remove: the server removes its binlogs by age."""
         return []
 
-    def examine(self, id: str, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
+    def examine(self, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
         with self.needing_driver():
             from exactlyonce.connectors.mysql.change_split import examine
-        return examine(self, id, positions)
+        return examine(self, positions)
 
     def replicating(self, user: str) -> str:
         return f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO `{user}`@'%';"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from exactlyonce.connectors.postgres.changes import slots_of
+from exactlyonce.connectors.changes import logs_of
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
 from exactlyonce.views.doctor.checks import check_sources
@@ -109,7 +109,7 @@ def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.Mon
         monkeypatch.setenv("SHOP_DSN", shop.server.dsn("captured", user="reader"))
         for statement in statements:
             shop.sql(statement.replace(':"DBNAME"', "captured"))
-        (slot,) = slots_of(load("captured_shop:pipeline").pipeline.build())
+        (slot,) = logs_of(load("captured_shop:pipeline").pipeline.build())
         finder = slot.finder(slot.id)
         (position,) = finder.find(())
         finder.close()

@@ -398,16 +398,16 @@ def test_maria_doctor_names_what_is_wrong(shop: MariaShop) -> None:
     shop.reader._ask_logs_s = 0
     (log,) = shop.reader.logs()
     assert (log.lag_ms, log.tables) == (0, [])
-    state, findings = shop.source.examine("accounts", shop.positions)
+    state, findings = shop.source.examine(shop.positions)
     assert "kept, never removed by age" in state
     assert findings == []
     assert shop.source.setup() == []
     shop.sql("SET GLOBAL binlog_expire_logs_seconds = 3600")
     shop.sql("SET GLOBAL binlog_row_image = 'MINIMAL'")
-    _, (finding,) = shop.source.examine("accounts", shop.positions)
+    _, (finding,) = shop.source.examine(shop.positions)
     assert finding.do == "SET GLOBAL binlog_row_image = FULL, and in its configuration"
     shop.sql("SET GLOBAL binlog_row_image = 'FULL'")
-    _, (finding,) = shop.source.examine("accounts", shop.positions)
+    _, (finding,) = shop.source.examine(shop.positions)
     assert "removes its binlogs after 1h" in finding.what
     shop.sql("SET GLOBAL binlog_expire_logs_seconds = 0")
     shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
