@@ -29,7 +29,7 @@ from exactlyonce.pipeline.shape import Form, describe, type_name
 from exactlyonce.pipeline.source import AHEAD, EventTime, PartSource, SharedSource, TimeOf
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeForm
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -62,13 +62,15 @@ class LoggedSource(DatabaseSource[T_co], PartSource[T_co]):
             yield "ahead= is about the timestamps of messages of Kafka: leave it out"
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
     """The description of the changes of a table."""
 
     kind: ClassVar[str]
     """The name of its kind in places."""
-    snapshot: Literal["pages", "never"]
-    is_changelog: bool
+    value: TypeForm[T]
+    snapshot: Literal["pages", "never"] = "pages"
+    is_changelog: bool = field(default=False, init=False, repr=False)
 
     @property
     def stamp(self) -> Callable[[Any], Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import ChangeLog, TableChanges
@@ -14,17 +14,15 @@ from exactlyonce.connectors.mysql.address import MySQLDatabase, MySQLTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.pipeline.changes import Change
-from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    pass
 
 T = TypeVar("T")
 _READER = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class MySQLChanges(MySQLTable, TableChanges[T]):
     """Captures the changes of a table: ``MySQLChanges("customers", dsn="env:SHOP_MYSQL", key="id", value=Customer)``
     gives `Change[Customer]`, first the rows that are there, then each change after its commit.
@@ -47,16 +45,7 @@ class MySQLChanges(MySQLTable, TableChanges[T]):
     function for *time* takes that then.
     """
 
-    table: str
-    _: KW_ONLY
-    dsn: str = field(repr=False)
-    key: str | tuple[str, ...]
-    value: TypeForm[T]
-    snapshot: Literal["pages", "never"] = "pages"
     reader: str = ""
-    on_error: OnError = "fail"
-    time: TimeOf[Any] | None = None
-    is_changelog: bool = field(default=False, init=False, repr=False)
     kind: ClassVar[str] = "mysql-changes"
 
     def whole(self, pipeline: str) -> MySQLBinlog:

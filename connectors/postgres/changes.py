@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -72,17 +72,6 @@ class PostgresChanges(PostgresTable, TableChanges[T], SlotSource[Change[T]]):
     function for *time* takes that then.
     """
 
-    table: str
-    _: KW_ONLY
-    dsn: str = field(repr=False)
-    key: str | tuple[str, ...]
-    value: TypeForm[T]
-    snapshot: Literal["pages", "never"] = "pages"
-    slot: str = ""
-    on_error: OnError = "fail"
-    time: TimeOf[Any] | None = None
-    is_changelog: bool = field(default=False, init=False, repr=False)
-
     kind: ClassVar[str] = "postgres-changes"
 
     def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
@@ -107,11 +96,7 @@ class PostgresMessages(SlotSource[T]):
 
     prefix: str
     _: KW_ONLY
-    dsn: str = field(repr=False)
     value: TypeForm[T] | Codec[T]
-    slot: str = ""
-    on_error: OnError = "fail"
-    time: TimeOf[Any] | None = None
     metadata: bool = field(default=False, init=False, repr=False)
 
     @classmethod
