@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -52,8 +52,8 @@ from exactlyonce.connectors.mysql.binlog import (
 from exactlyonce.connectors.mysql.binlog_rows import CODECS, Column, Relation
 from exactlyonce.connectors.mysql.change_values import key_texts, relation_problems
 from exactlyonce.connectors.mysql.changes import MySQLBinlog, MySQLChanges
-from exactlyonce.connectors.mysql.session import MySQLSession, quoted
-from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, KeyColumn, MySQLTableRows, found_table
+from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
+from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, MySQLTableRows, TableInServer, found_table
 from exactlyonce.connectors.source import LogRead
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.connectors.tables import Key, columns_of
@@ -99,7 +99,7 @@ class BinlogTable(CapturedTable[MySQLChanges[Any]]):
 
     cursor: TableCursor
     name: Table
-    key: tuple[KeyColumn, ...] = ()
+    there: TableInServer
     skip: int = 0
     """The changes of the transaction at hand that were done with before the stream began."""
     relation: Relation = field(default=Relation(("", ""), ()))
@@ -389,7 +389,7 @@ class OpenBinlog(OpenSplit):
         """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
         if bound is None:
             return [False] * len(parts)
-        row = f"({', '.join(column.compared for column in table.key)})"
+        row = f"({', '.join(column.compared for column in table.there.key)})"
         at_most: list[bool] = []
         for at in range(0, len(parts), COMPARED_MAX):
             chunk = parts[at : at + COMPARED_MAX]
@@ -424,8 +424,8 @@ class OpenBinlog(OpenSplit):
             if not is_seen:
                 self._page_s = now_s + ASK_S
                 return None
-            table.key, types = found_table(session, table.source, table.id)  # its columns may be others by now
-            rows = MySQLTableRows(session, table.source, table.key, types)
+            table.there = there = found_table(session, table.source, table.id)  # its columns may be others by now
+            rows, types = MySQLTableRows(session, table.source, there), there.types
             cells = rows.cells(pages.through, None, PAGE_ROWS)
         finally:
             session.ask("ROLLBACK")
@@ -492,9 +492,7 @@ class OpenBinlog(OpenSplit):
     def _rows_about(self, table: BinlogTable) -> int:
         """The server's estimate of the table's rows; 0: it does not answer."""
         try:
-            rows = self._session.ask(
-                f"SELECT table_rows FROM information_schema.tables {_OF_TABLE}", table.source.table
-            )
+            rows = self._session.ask(f"SELECT table_rows FROM information_schema.tables {OF_TABLE}", table.source.table)
         except (StoreError, StoreUnavailable):
             return 0
         return int(rows[0][0] or 0) if rows else 0
@@ -613,24 +611,20 @@ def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list
     tables = []
     for members in binlog.tables:
         id, source = next(iter(members.items()))
-        key, types = found_table(session, source, id)
-        if wrong := [reason for member in members.values() for reason in _table_problems(session, member, types)]:
+        there = found_table(session, source, id)
+        if wrong := [reason for member in members.values() for reason in _table_problems(session, member, there)]:
             reasons = "; ".join(dict.fromkeys(wrong))
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {reasons}.")
-        ((name,),) = session.ask(f"SELECT table_name FROM information_schema.tables {_OF_TABLE}", source.table)
         known = cursor.tables.get(source.table) or TableCursor(Pages() if source.snapshot == "pages" else None)
-        tables.append(BinlogTable(id, members, known, (session.address.database, name), key))
+        tables.append(BinlogTable(id, members, known, (session.address.database, there.name), there))
     return tables
 
 
-def _table_problems(session: MySQLSession, source: MySQLChanges[Any], types: Mapping[str, str]) -> Iterator[str]:
+def _table_problems(session: MySQLSession, source: MySQLChanges[Any], table: TableInServer) -> Iterator[str]:
     """The reasons why the binlog does not tell all changes of the table."""
-    ((kind, options),) = session.ask(
-        f"SELECT table_type, create_options FROM information_schema.tables {_OF_TABLE}", source.table
-    )
-    if kind != "BASE TABLE":
-        yield f"it is a {kind}, and only plain tables are captured"
-    if "partitioned" in options:
+    if table.kind != "BASE TABLE":
+        yield f"it is a {table.kind}, and only plain tables are captured"
+    if "partitioned" in table.options:
         yield "it is partitioned, and a partition goes without a change in the binlog"
     ((_, statement),) = session.ask(f"SHOW CREATE TABLE {quoted(source.table)}".replace("%", "%%"))
     for name, rest in _FOREIGN_KEY.findall(statement):
@@ -640,19 +634,17 @@ def _table_problems(session: MySQLSession, source: MySQLChanges[Any], types: Map
                 f"RESTRICT, and let the program change them"
             )
     columns = columns_of(source.value)
-    for name, type_, column, charset in session.ask(_COLUMNS, source.table):
-        if "/*" in column:
-            yield f"its column {name!r} is {column}, which the binlog does not tell: ALTER TABLE ... MODIFY {name} ..."
+    for name, (type_, full_type, charset) in table.columns.items():
+        if "/*" in full_type:
+            yield (
+                f"its column {name!r} is {full_type}, which the binlog does not tell: ALTER TABLE ... MODIFY {name} ..."
+            )
         elif name in columns and type_ not in _TYPES:
             yield f"its column {name!r} is of type {type_}, for which there is no rule: leave it out, or make it text"
         elif name in columns and charset and charset not in CODECS:
             yield f"its column {name!r} has the character set {charset}: use utf8mb4, or leave it out"
 
 
-_OF_TABLE = "WHERE table_schema = DATABASE() AND table_name = %s"
-_COLUMNS = f"""
-SELECT column_name, data_type, column_type, character_set_name FROM information_schema.columns {_OF_TABLE}
-"""
 _FOREIGN_KEY = re.compile(r"^ *CONSTRAINT (`(?:[^`]|``)*`) FOREIGN KEY (.*)$", re.MULTILINE)
 _CASCADES = re.compile(r"ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL|SET DEFAULT)")
 _TYPES = frozenset((

@@ -116,6 +116,8 @@ _ISOLATION = ("transaction_isolation", "tx_isolation")
 """The names of MySQL and MariaDB."""
 _READ = (*_PINNED, *_ISOLATION, "sql_mode", "max_allowed_packet", "version")
 Row = tuple[Any, ...]
+OF_TABLE = "WHERE table_schema = DATABASE() AND table_name = %s"
+"""The condition for rows of information_schema that are about one table of the session's database."""
 
 
 def quoted(identifier: str) -> str:
