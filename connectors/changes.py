@@ -9,7 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
 import msgspec
@@ -17,15 +17,15 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, TableRead
 from exactlyonce.connectors.splits import SharedDecoder, SourceFinding, SplitDecoder, SplitRange, SplitSource
-from exactlyonce.connectors.tables import Database, DatabaseSource, Key, KeyedRows, columns_of, forms_of
+from exactlyonce.connectors.tables import Database, DatabaseSource, Key, KeyedRows, columns_of
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import Change, KeyForm
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.shape import Form, describe, type_name
+from exactlyonce.pipeline.shape import describe, type_name
 from exactlyonce.pipeline.source import AHEAD, EventTime, PartSource, SharedSource, TimeOf
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
 
     @property
     def key_type(self) -> Any:
-        return int if self._is_number else str
+        return self._key_form.type
 
     def changelog(self) -> Self:
         """See `Source`; a truncate has no such record."""
@@ -122,17 +122,12 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
     @property
     def key_reader(self) -> Callable[[Sequence[str]], Any]:
         """Makes `Change.key` of the texts of the key's columns."""
-        if len(self.key_columns) > 1:
-            return lambda texts: msgspec.json.encode(texts).decode()
-        if self._is_number:
-            return lambda texts: int(texts[0])
-        return itemgetter(0)
+        return self._key_form.maker
 
     @property
-    def _is_number(self) -> bool:
-        """Whether the key is one column, and its field an int."""
-        fields = [columns_of(self.value).get(column) for column in self.key_columns]
-        return len(fields) == 1 and fields[0] is not None and forms_of(fields[0]) == {Form.INT}
+    def _key_form(self) -> KeyForm:
+        fields = columns_of(self.value)
+        return KeyForm([fields[column].shape if column in fields else None for column in self.key_columns])
 
     def columns_changed(self, id: str, reasons: Sequence[str]) -> Halt:
         """The error of source *id* whose next changes are no records of its type any more."""
