@@ -68,6 +68,8 @@ DROPPED_MAX = 1_000
 """The transactions with dropped changes of which the server is asked which are visible by now."""
 JUDGED_MAX = 1_000
 """The changes that are fetched at once while there are pages, for most of which there may be no use."""
+SKIPPED_MAX = 10_000
+"""The changes that are skipped at once: the worker has other work as well."""
 TAKE_OVER_MS = 10_000
 _PAGE_SETTINGS = {
     **TEXTS,
@@ -231,6 +233,7 @@ class OpenSlot(OpenSplit):
         is_held = pages is not None and pages.since > 0 and time.monotonic() < self._page_s
         items: list[Part | End] = []
         count, count_max = 0, records_max if pages is None else max(records_max, JUDGED_MAX)
+        skipped = 0
         for message in self._stream.messages():
             match message:
                 case RowChange():
@@ -253,10 +256,11 @@ class OpenSlot(OpenSplit):
             if self._counts is not None:
                 self._counts.update(part.mark for part in parts)
             if self._skip:
+                skipped += len(parts)
                 parts = [part for part in parts if not self._is_done(part)]
             count += len(parts)
             items += parts
-            if count >= count_max or (pages is not None and isinstance(message, Truncate)):
+            if count >= count_max or skipped >= SKIPPED_MAX or (pages is not None and isinstance(message, Truncate)):
                 break  # a truncate begins pages anew
         if items:
             self._end = None
@@ -493,6 +497,9 @@ class OpenSlot(OpenSplit):
         return self._end is not None and self._cursor.lsn >= self._end and self._unread is None
 
     def log(self) -> LogRead:
+        """Keeps the stream while a sink lets nothing be read."""
+        if self._stream is not None:
+            self._stream.keep()
         committed_ms = 0 if self._stream is None else self._stream.committed_ms
         read = tables_read(self._tables.values(), PAGE_ROWS, self._rows_about)
         return self._log.look(self._cursor.lsn, committed_ms, list(read))

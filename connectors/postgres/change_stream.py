@@ -26,7 +26,9 @@ TEXTS = {"client_encoding": "UTF8", "options": " ".join(f"-c {name}={value}" for
 APPLICATION = "exactlyonce changes"
 """The name of the sessions that read a slot."""
 STATUS_S = 10
-"""The interval of status messages; a server ends a stream without any after a minute."""
+"""The interval of status messages."""
+TIMEOUT_MS = 60_000
+"""The silence after which the server ends a stream, at least: a shorter one of the server's own does not hold."""
 UNCHANGED = b"\0unchanged"
 """In place of a large value that an update has left as it was, which the server does not send."""
 Values = Sequence[bytes | None]
@@ -108,6 +110,13 @@ class System(NamedTuple):
     timeline: int
 
 
+_LASTING = sql.SQL(
+    "SELECT set_config('wal_sender_timeout', {least}::text, false) FROM pg_settings"
+    " WHERE name = 'wal_sender_timeout' AND setting::int BETWEEN 1 AND {least}"
+)
+"""Raises the time limit of the session's stream to the *least* ms, if it is shorter; 0 is none."""
+
+
 class ChangeStream:
     """A walsender and its stream from a position on, the end of a transaction."""
 
@@ -145,6 +154,7 @@ class ChangeStream:
         with these *prefixes*. *slot* is also the publication's name."""
         self._relations, self._names = dict.fromkeys(tables), list(tables.values())
         self._prefixes, self._acknowledged = frozenset(prefixes), lsn
+        self._connection.rows(_LASTING.format(least=sql.Literal(TIMEOUT_MS)))
         self._status_s = time.monotonic()
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}{})").format(
             sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"'),
@@ -160,9 +170,8 @@ class ChangeStream:
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
         copy, is_fresh = self._copy, False
+        self.keep()
         try:
-            if time.monotonic() - self._status_s > STATUS_S:
-                self._tell(False)
             while True:
                 length, data = copy.get_copy_data(1)
                 if length > 0:
@@ -243,10 +252,19 @@ class ChangeStream:
         """The server may forget what lies before *lsn*. Says so at once; if that fails, `messages` notices."""
         if lsn > self._acknowledged:
             self._acknowledged = lsn
-            try:
-                self._tell(False)
-            except psycopg.Error:
-                self._connection.close()
+            self._tell_if_there()
+
+    def keep(self) -> None:
+        """Keep the stream, also while nothing is read: call it more often than every `TIMEOUT_MS`. If that fails,
+        `messages` notices."""
+        if time.monotonic() - self._status_s > STATUS_S:
+            self._tell_if_there()
+
+    def _tell_if_there(self) -> None:
+        try:
+            self._tell(False)
+        except psycopg.Error:
+            self._connection.close()
 
     def ask(self) -> None:
         """Ask the server how far it is: an `End` comes."""

@@ -449,6 +449,9 @@ def test_a_table_that_had_another_name(shop: Shop) -> None:
         ("INSERT INTO accounts VALUES (7, 'gus', 7);"
          "SELECT pg_replication_slot_advance('exactlyonce_shop', pg_current_wal_lsn())", "forgotten all before"),
         ("SELECT pg_drop_replication_slot('exactlyonce_shop')", "no replication slot"),
+        ("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'; SELECT pg_reload_conf();"
+         + 4 * "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal();" + "CHECKPOINT",
+         "max_slot_wal_keep_size was exceeded: changes are lost"),
     ],
 )  # fmt: skip
 def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
