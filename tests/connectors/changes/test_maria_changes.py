@@ -20,13 +20,12 @@ from waiting import until
 
 from exactlyonce.connectors import MySQLChanges
 from exactlyonce.connectors.mysql import change_split
+from exactlyonce.connectors.mysql.binlog import Event
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 from exactlyonce.testing.servers.mariadb import MariaDB
 
 ACCOUNTS = 1_000
-XID = 16
-"""The kind of the event that ends a transaction."""
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +326,7 @@ def test_maria_transaction_of_which_a_dead_server_left_a_part(shop: MariaShop) -
     shop.server.kill()
     data = log.read_bytes()
     event = size
-    while data[event + 4] != XID:
+    while data[event + 4] != Event.XID:
         event += int.from_bytes(data[event + 9 : event + 13], "little")
     os.truncate(log, event)
     shop.server.start(*LOGGING)
