@@ -616,7 +616,7 @@ def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list
             reasons = "; ".join(dict.fromkeys(wrong))
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {reasons}.")
         known = cursor.tables.get(source.table) or TableCursor(Pages() if source.snapshot == "pages" else None)
-        tables.append(BinlogTable(id, members, known, (session.address.database, there.name), there))
+        tables.append(BinlogTable(id, members, known, (there.schema, there.name), there))
     return tables
 
 

@@ -74,8 +74,9 @@ class ColumnInServer(NamedTuple):
 class TableInServer(msgspec.Struct, frozen=True, kw_only=True):
     """A table as the server has it."""
 
+    schema: str
+    """Its database, as the server writes it, and the next its name."""
     name: str
-    """As the server writes it."""
     kind: str
     """"BASE TABLE", "SYSTEM VERSIONED" and so on."""
     options: str
@@ -108,14 +109,15 @@ def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTab
 def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> TableInServer:
     """The table, looked at: ConfigError if it cannot be read by this key."""
     found = session.ask(
-        f"SELECT table_name, table_type, engine, create_options FROM information_schema.tables {OF_TABLE}", source.table
-    )
+        f"SELECT table_schema, table_name, table_type, engine, create_options "
+        f"FROM information_schema.tables {OF_TABLE}", source.table,
+    )  # fmt: skip
     if not found:
         raise ConfigError(
             f"Source {id!r}: there is no table {source.table} in the database of dsn= that its user may see. Create "
             f"it, or correct the name."
         )
-    ((table_name, kind, engine, options),) = found
+    ((schema, table_name, kind, engine, options),) = found
     rows = session.ask(
         f"SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale, "
         f"character_set_name, collation_name "
@@ -149,6 +151,7 @@ def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> Table
     }  # fmt: skip
     collations = {name: (charset, collation) for name, *_, charset, collation in rows if collation}
     return TableInServer(
+        schema=schema,
         name=table_name,
         kind=kind,
         options=options or "",

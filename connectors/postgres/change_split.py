@@ -50,16 +50,17 @@ from exactlyonce.connectors.postgres.slot import (
     SlotTable,
     followed,
     lost,
+    require_kept,
     require_same,
     require_slot,
 )
 from exactlyonce.connectors.postgres.slot_status import SlotLog
-from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, TableInServer, found_table
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, TableInServer, table_now
 from exactlyonce.connectors.source import LogRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
-from exactlyonce.pipeline.changes import Transaction
-from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.changes import Op, Transaction
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -124,6 +125,12 @@ class OpenSlot(OpenSplit):
         """The number of the next transaction when the server was last asked, for tables without a snapshot."""
         self._is_last = False
         """Whether there is no page of its table after the newest."""
+        self._unfit: dict[tuple[int, Op], Halt] = {}
+        """The errors of the next changes, by the table's oid and the operation, that are no records any more."""
+        self._halt: Halt | None = None
+        """The error of the next change; all before it were fetched."""
+        self._final = position.cursor
+        """The newest cursor that is of a finalized checkpoint."""
         try:
             self._start(take_over=True)
         except BaseException:
@@ -152,17 +159,12 @@ class OpenSlot(OpenSplit):
                     f"{system.timeline} since a failover, left that one before: it lacks changes that were read",
                 )
             cursor.timeline = system.timeline
-        there = require_slot(self._session, slot, self._id)
-        if read_lsn(there.confirmed) > cursor.lsn:
-            raise lost(
-                self._id,
-                f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {there.confirmed}: "
-                f"somebody has moved it, as a second pipeline does with this slot=, or this checkpoint is older than "
-                f"the last one of the pipeline",
-            )
+        there = require_slot(self._session, slot, self._id, was_read=True)
+        require_kept(there, cursor, self._id)
         if there.holder is not None:
             self._free(there, take_over=take_over)
-        stream.start(slot.name, cursor.lsn, {oid: table.there.name for oid, table in self._tables.items()}, self._marks)
+        names = {oid: table.there.name for oid, table in self._tables.items()}
+        stream.start(slot.name, cursor.lsn, read_lsn(there.confirmed), names, self._marks)
         tables = {table.mark: str(oid) for oid, table in self._tables.items()}
         self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
         if self._counts is not None:
@@ -171,6 +173,7 @@ class OpenSlot(OpenSplit):
         self._skip = {mark: cursor.done.get(name, 0) for mark, name in self._names.items()} if cursor.done else {}
         self._end = None
         self._ready.clear()
+        self._unfit.clear()
 
     def _free(self, slot: Slot, *, take_over: bool) -> None:
         """End the session that reads the slot, if it is one of ours that is left over."""
@@ -201,17 +204,20 @@ class OpenSlot(OpenSplit):
 
     def _read(self, records_max: int) -> list[Part]:
         table = self._unread
-        if table is not None and self._is_due(table):
+        if table is not None and self._halt is None and self._is_due(table):
             pages = table.cursor.pages
             assert pages is not None
             if pages.last:
                 table.cursor.pages = None
             elif self._read_page(table, pages):
                 return self._page_rows(records_max)
-            elif pages.dropped:
+            elif pages.dropped and not pages.since and table.unfit_since is None:
                 return []
         if not self._ready:
-            self._fetch(records_max)
+            if self._halt is None:
+                self._fetch(records_max)
+            elif self._final == self.cursor:
+                raise self._halt  # a later start goes on at the change itself
         return self._taken(records_max)
 
     @property
@@ -240,6 +246,8 @@ class OpenSlot(OpenSplit):
                     parts = self._parts(message)
                 case Relation():
                     self._look_at(message)
+                    if self._halt is not None:
+                        break
                     continue
                 case End(lsn, is_commit):
                     if is_commit:
@@ -258,6 +266,10 @@ class OpenSlot(OpenSplit):
             if self._skip:
                 skipped += len(parts)
                 parts = [part for part in parts if not self._is_done(part)]
+            if self._unfit and parts and isinstance(message, RowChange):
+                self._halt = self._unfit.get((message.relation.oid, message.op))
+                if self._halt is not None:
+                    break
             count += len(parts)
             items += parts
             if count >= count_max or skipped >= SKIPPED_MAX or (pages is not None and isinstance(message, Truncate)):
@@ -336,16 +348,27 @@ class OpenSlot(OpenSplit):
         ]
 
     def _look_at(self, relation: Relation) -> None:
-        """Raise Halt if a table's columns are not those of the records' types any more."""
-        table = self._tables.get(relation.oid)
+        """Take note of the columns of a table's next changes, and whether these are records of the sources' types."""
+        oid, table = relation.oid, self._tables.get(relation.oid)
         if table is None:
-            raise lost(self._id, f"cannot go on: a table of {self._slot.contents} was dropped and made anew")
+            self._halt = lost(self._id, f"cannot go on: of {self._slot.contents}, one was dropped and made anew")
+            return
+        key, names = table.source.key_columns, [column.name for column in relation.columns]
+        self._unfit = {(other, op): halt for (other, op), halt in self._unfit.items() if other != oid}
+        if hidden := [column.name for column in relation.columns if column.name in key and not column.is_key]:
+            halt = lost(
+                table.id,
+                f"cannot go on: the replica identity of {table.source.table} was changed, and lacks {hidden[0]!r} of "
+                f"key=, so a change does not say which row it was",
+            )
+            self._unfit |= {(oid, op): halt for op in _OF_OLD_ROWS}
         for id, source in table.members.items():
             if wrong := list(relation_problems(source, relation)):
-                raise source.columns_changed(id, wrong)
-        table.places = places_of(table.source.key_columns, [column.name for column in relation.columns])
+                halt = source.columns_changed(id, wrong)
+                self._unfit |= {(oid, op): halt for op in ("insert", *_OF_OLD_ROWS)}
+        table.places = places_of(key, names) if set(key) <= set(names) else ()
         if table.cursor.pages is not None:
-            table.there = self._found(table)  # the type of its key may be wider by now
+            table.there, _ = self._now(table)  # the type of its key may be wider by now
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
@@ -427,28 +450,49 @@ class OpenSlot(OpenSplit):
             pages.after = pages.through = None
             pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
-    def _found(self, table: SlotTable) -> TableInServer:
-        """The table as it is in the server now. Raises Halt if it was made anew."""
-        there = found_table(self._session, table.source, table.id)
+    def _now(self, table: SlotTable) -> tuple[TableInServer, list[str]]:
+        """The table as it is in the server now, and why it cannot be read. Raises Halt if it was made anew."""
+        there, wrong = table_now(self._session, table.source, table.id)
         if there.oid != table.there.oid:
             raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
-        return there
+        if not set(there.key) <= there.types.keys():
+            raise table.source.columns_changed(table.id, wrong)
+        return there, wrong
+
+    def _stop_at_columns(self, table: SlotTable, reasons: Sequence[str]) -> None:
+        """A page of *table* would be no records any more: read the changes before that, then halt."""
+        assert self._stream is not None
+        if table.unfit_since is None:
+            table.unfit_since = self._flushed()
+        if self._cursor.lsn >= table.unfit_since:
+            self._halt = table.source.columns_changed(table.id, reasons)
+        else:
+            self._stream.ask()
 
     def _read_page(self, table: SlotTable, pages: SlotPages) -> bool:
-        """Read the next page; False where a transaction that it has to see is not visible yet."""
+        """Read the next page; False where a transaction that it has to see is not visible yet, and where the table's
+        columns were changed."""
         session, now_s = self._session, time.monotonic()
-        if (pages.dropped or pages.since) and now_s < self._page_s:
+        if (pages.dropped or pages.since or table.unfit_since is not None) and now_s < self._page_s:
             return False
         self._page_s = now_s + ASK_S
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=table.there.name)
         try:
-            table.there = there = self._found(table)  # its columns may be others by now
+            there, wrong = self._now(table)  # its columns may be others by now
+            if wrong:
+                self._stop_at_columns(table, wrong)
+                return False
+            table.there, table.unfit_since = there, None
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+                " FROM set_config('intervalstyle', 'iso_8601', true)"
             )
             snapshot = snapshot_of(text)
-            if snapshot.xmin < pages.since or not all(map(snapshot.sees, pages.dropped)):
+            if snapshot.xmin < pages.since:
+                return False
+            pages.since = 0
+            if not all(map(snapshot.sees, pages.dropped)):
                 return False
             lines = session.copied(_page_query(there, after))
         finally:
@@ -456,7 +500,7 @@ class OpenSlot(OpenSplit):
         with session.transaction("exactlyonce"):
             session.rows("SET LOCAL synchronous_commit = local")
             ((until,),) = session.rows("SELECT pg_logical_emit_message(true, 'exactlyonce', '')::text")
-        pages.dropped, pages.since, pages.after, pages.snapshot = [], 0, after, text
+        pages.dropped, pages.after, pages.snapshot = [], after, text
         pages.until = read_lsn(until)
         relation = columns_in(there)
         begin = Begin(self._cursor.lsn, time_ms, None)
@@ -487,14 +531,18 @@ class OpenSlot(OpenSplit):
 
     def caught_up(self) -> bool:
         """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
-        if self._page or self._ready or self._stream is None or self._stream.inside:
+        if self._page or self._ready or self._halt is not None or self._stream is None or self._stream.inside:
             return False
         if (now_s := time.monotonic()) >= self._ask_s:
             self._ask_s = now_s + ASK_S
-            self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+            self._end = self._flushed()
             if self._cursor.lsn < self._end:
                 self._stream.ask()
         return self._end is not None and self._cursor.lsn >= self._end and self._unread is None
+
+    def _flushed(self) -> int:
+        """The end of the server's log."""
+        return read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
 
     def log(self) -> LogRead:
         """Keeps the stream while a sink lets nothing be read."""
@@ -513,6 +561,7 @@ class OpenSlot(OpenSplit):
         return int(text[0]["Plan"]["Plan Rows"])
 
     def finalized(self, position: SourceOffset) -> None:
+        self._final = position.cursor
         if self._stream is not None:
             self._stream.finalized(msgspec.json.decode(position.cursor, type=Cursor).lsn)
 
@@ -527,6 +576,7 @@ class OpenSlot(OpenSplit):
 
 
 _READ, _NEWEST, _UNREAD = "read", "newest", "unread"
+_OF_OLD_ROWS: tuple[Op, ...] = ("update", "delete")
 
 
 def _page_query(table: TableInServer, after: Key | None) -> sql.Composed:

@@ -148,12 +148,17 @@ class ChangeStream:
         return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)
 
     def start(
-        self, slot: str, lsn: int, tables: Mapping[int, sql.Identifier], prefixes: Collection[str] = ()
-    ) -> None:  # fmt: skip
+        self,
+        slot: str,
+        lsn: int,
+        acknowledged: int,
+        tables: Mapping[int, sql.Identifier],
+        prefixes: Collection[str] = (),
+    ) -> None:
         """Begin to stream at *lsn*: the changes of *tables*, by oid, which may have had other names, and the messages
-        with these *prefixes*. *slot* is also the publication's name."""
+        with these *prefixes*. *slot* is also the publication's name; it was told *acknowledged* before."""
         self._relations, self._names = dict.fromkeys(tables), list(tables.values())
-        self._prefixes, self._acknowledged = frozenset(prefixes), lsn
+        self._prefixes, self._acknowledged = frozenset(prefixes), acknowledged
         self._connection.rows(_LASTING.format(least=sql.Literal(TIMEOUT_MS)))
         self._status_s = time.monotonic()
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}{})").format(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
@@ -45,10 +46,6 @@ def relation_problems(source: PostgresChanges[Any], relation: Relation) -> Itera
     """The reasons why changes of *relation* are no records of *source*."""
     columns, bases = columns_of(source.value), {column.name: _base(column.oid) for column in relation.columns}
     yield from field_problems(columns, bases, TAKEN)
-    if hidden := [
-        column.name for column in relation.columns if column.name in source.key_columns and not column.is_key
-    ]:
-        yield f"its replica identity lacks {hidden[0]!r} of key=, so a delete does not say which row it was"
     for name, field in columns.items():
         if name not in bases:
             if not field.required:
@@ -155,6 +152,25 @@ def _timestamp(text: bytes) -> str:
     return text.decode().replace(" ", "T", 1)
 
 
+def _zoned(text: bytes) -> str:
+    """Of a time with its zone, whose minutes PostgreSQL leaves out where they are 0."""
+    shown = _timestamp(text)
+    return f"{shown}:00" if shown[-3:-2] in ("+", "-") else shown
+
+
+def _interval(text: bytes) -> str:
+    """
+    >>> _interval(b"P1DT2H"), _interval(b"P-1DT-2H"), _interval(b"P1DT-2H")
+    ('P1DT2H', '-P1DT2H', 'P1DT-2H')
+    """
+    shown = text.decode()
+    is_negative = shown.count("-") == len(_AMOUNTS.findall(shown))
+    return f"-{shown.replace('-', '')}" if is_negative else shown
+
+
+_AMOUNTS = re.compile("[0-9.]+")
+
+
 def _is_true(text: bytes) -> bool:
     return text == b"t"
 
@@ -166,10 +182,10 @@ _READS: Mapping[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("float4", "float8"), float),
     "numeric": bytes.decode,
     "bool": _is_true,
-    **dict.fromkeys(("text", "varchar", "bpchar", "char", "name", "uuid", "date", "time", "timetz"), bytes.decode),
+    **dict.fromkeys(("text", "varchar", "bpchar", "char", "name", "uuid", "date", "time"), bytes.decode),
     "timestamp": _timestamp,
-    "timestamptz": lambda text: f"{_timestamp(text)}:00",
-    "interval": bytes.decode,
+    **dict.fromkeys(("timestamptz", "timetz"), _zoned),
+    "interval": _interval,
     "bytea": lambda text: b64encode(bytes.fromhex(text[2:].decode())).decode(),
     **dict.fromkeys(("json", "jsonb"), msgspec.json.decode),
 }

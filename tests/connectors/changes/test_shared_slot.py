@@ -60,6 +60,25 @@ def test_transfers_between_two_tables(shop: Shop, seed: int, monkeypatch: pytest
     assert later == [(lsn, table) for lsn in commits for table in ("accounts", "savings")]
 
 
+def test_a_table_that_waits_for_an_open_transaction_holds_no_other(shop: Shop) -> None:
+    shop.begin()
+    shop.sql(f"CREATE TABLE savings {COLUMNS}")
+    shop.insert(1)
+    shop.read_all()
+    shop.end()
+    with shop.session() as session:
+        session.execute("CREATE TEMPORARY TABLE others AS SELECT 1")
+        shop.source = shop.shared(accounts=shop.accounts(), savings=shop.accounts("savings"))
+        shop.source.setup()
+        shop.sql("INSERT INTO savings VALUES (7, 'ann', 1)")
+        for id in (2, 3, 4):
+            shop.insert(id)
+            until(lambda: of_table(shop.poll(), "accounts"))
+    until(lambda: of_table(shop.poll(), "savings"))
+    assert [change.key for change in of_table(shop.changes[1:], "accounts")] == [2, 3, 4]
+    assert [change.key for change in of_table(shop.changes[1:], "savings")] == [7]
+
+
 @contextmanager
 def transfers(shop: Shop) -> Iterator[None]:
     """Two sessions that move amounts from accounts to savings, and roll some back, until the context ends."""
@@ -255,7 +274,7 @@ def test_a_table_taken_out_of_the_publication_by_hand(shop: Shop) -> None:
     begin(shop)
     shop.read_all()
     shop.sql("ALTER PUBLICATION exactlyonce_shop DROP TABLE savings")
-    with pytest.raises(Halt, match="Source 'savings' cannot go on: the publication was altered"):
+    with pytest.raises(Halt, match="Source 'savings' cannot go on: publication exactlyonce_shop was altered"):
         shop.find()
 
 
