@@ -68,6 +68,8 @@ JUDGED_MAX = 1_000
 """The changes that are fetched at once while there are pages, for most of which there may be no use."""
 HELD_MAX = 50_000
 """The changes of a transaction that are held until its end is there."""
+TAKEN_MAX = 10_000
+"""The messages that are taken at once, most of which may be skipped: the worker has other work as well."""
 SHORT_S = 24 * 3600
 """The age that binlogs should reach before the server removes them."""
 COMPARED_MAX = 500
@@ -258,9 +260,10 @@ class OpenBinlog(OpenSplit):
             raise self._failed
         unread = first_unread(self._tables.values()) is not None
         count, count_max = 0, max(records_max, JUDGED_MAX) if unread else records_max
-        held = self._held
+        held, taken = self._held, 0
         try:
             for messages in stream.messages():
+                taken += len(messages)
                 for message in messages:
                     if isinstance(message, Torn):
                         self._undo(message)
@@ -268,7 +271,8 @@ class OpenBinlog(OpenSplit):
                         held.append(part)
                         count += 1
                 is_due = unread and not stream.inside and (self._page is None or self._is_past(self._page))
-                if is_due or (count >= count_max and (not stream.inside or len(held) > HELD_MAX)):
+                is_full = count >= count_max and (not stream.inside or len(held) > HELD_MAX)
+                if is_due or is_full or taken >= TAKEN_MAX:
                     break
         except (Halt, ConfigError) as error:
             self._failed = error

@@ -163,7 +163,11 @@ def test_maria_commit_that_is_streamed_before_it_is_visible(shop: MariaShop) -> 
     assert [(change.op, change.key) for change in shop.read_all()] == [("read", 1), ("read", 2)]
 
 
-def test_maria_open_transaction_is_read_on_where_the_reader_ended(shop: MariaShop) -> None:
+@pytest.mark.parametrize("taken_max", [1, 10_000])
+def test_maria_open_transaction_is_read_on_where_the_reader_ended(
+    shop: MariaShop, taken_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_split, "TAKEN_MAX", taken_max)
     shop.begin(snapshot="never")
     shop.poll()
     fill(shop, 50)
