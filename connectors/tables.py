@@ -239,9 +239,8 @@ def field_problems(
         if forms and forms <= SCALARS | DOCUMENTS and not forms & taken.get(types[name], forms):
             shown = " | ".join(sorted(form.value for form in forms))
             fitting = " or ".join(sorted(form.value for form in taken[types[name]]))
-            yield (
-                f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take: {fitting} does"
-            )
+            wrong = f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
+            yield f"{wrong}: {fitting} does"
 
 
 @dataclass(frozen=True, eq=False)
