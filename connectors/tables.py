@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -238,7 +238,9 @@ def field_problems(
         forms = forms_of(declared)
         if forms and forms <= SCALARS | DOCUMENTS and not forms & taken.get(types[name], forms):
             shown = " | ".join(sorted(form.value for form in forms))
-            yield f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
+            fitting = " or ".join(sorted(form.value for form in taken[types[name]]))
+            wrong = f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
+            yield f"{wrong}: {fitting} does"
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,6 +259,7 @@ class KeyedRows(DatabaseTable, DatabaseSource[T_co]):
     """The description of a source of rows, which have a key."""
 
     table: str
+    _: KW_ONLY
     key: str | tuple[str, ...]
     value: TypeForm[Any]
 
@@ -274,12 +277,13 @@ class KeyedRows(DatabaseTable, DatabaseSource[T_co]):
             yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TableSource(KeyedRows[T_co], SplitSource[T_co]):
     """The description of a table as a source."""
 
-    one_snapshot: bool
-    name: str
+    value: TypeForm[T_co]
+    one_snapshot: bool = False
+    name: str = ""
 
     @property
     def repeats(self) -> bool:

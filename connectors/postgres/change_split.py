@@ -46,8 +46,8 @@ from exactlyonce.connectors.postgres.changes import PostgresSlot, PostgresTransa
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.slot import (
     Cursor,
-    Pages,
     Slot,
+    SlotPages,
     SlotTable,
     followed,
     lost,
@@ -179,12 +179,15 @@ class OpenSlot(OpenSplit):
     def _free(self, slot: Slot, *, take_over: bool) -> None:
         """End the session that reads the slot, if it is one of ours that is left over."""
         what = f"Slot {self._slot.name!r} of source {self._id!r} is read by process {slot.holder} of the server"
-        if slot.holder_name != APPLICATION:
-            raise ConfigError(
-                f"{what}, of {slot.holder_name!r}. A slot has one reader: give this source its own slot=."
-            )
+        is_ours = slot.holder_name == APPLICATION
         if not take_over:
-            raise StoreUnavailable(f"{what}: another incarnation of this pipeline, which goes on")
+            who = "another incarnation of this pipeline, which goes on" if is_ours else f"{slot.holder_name!r}"
+            raise StoreUnavailable(f"{what}: {who}")
+        if not is_ours:
+            raise ConfigError(
+                f"{what}, of {slot.holder_name!r}. A slot has one reader: end that one, or give this source its own "
+                f"slot=."
+            )
         ((ended,),) = self._session.rows("SELECT pg_terminate_backend($1, $2)", (slot.holder, TAKE_OVER_MS))
         if not ended:
             raise StoreUnavailable(f"{what}, and does not end")
@@ -399,7 +402,7 @@ class OpenSlot(OpenSplit):
                     self._note_dropped(table, pages, begin)
         return judged
 
-    def _zones(self, table: SlotTable, pages: Pages, parts: Sequence[Part]) -> list[str]:
+    def _zones(self, table: SlotTable, pages: SlotPages, parts: Sequence[Part]) -> list[str]:
         """Where the key of each change lies: in a page before the newest, in the newest, or in none."""
         if pages.through is None and not pages.last:
             return [_UNREAD] * len(parts)
@@ -426,10 +429,10 @@ class OpenSlot(OpenSplit):
         ).format(keys=keys, bound=_literals(table.there, bound), arrays=arrays, names=names)
         return [bool(row[0]) for row in self._session.rows(query, tuple(columns))]
 
-    def _visible(self, pages: Pages, begin: Begin) -> bool:
+    def _visible(self, pages: SlotPages, begin: Begin) -> bool:
         return bool(pages.snapshot) and snapshot_of(pages.snapshot).sees(self._number(pages, begin))
 
-    def _number(self, pages: Pages, begin: Begin) -> int:
+    def _number(self, pages: SlotPages, begin: Begin) -> int:
         """The transaction's number of 64 bits: the one nearest to the newest that is known."""
         assert begin.transaction is not None
         near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._near or self._snapshot_now().xmax
@@ -441,7 +444,7 @@ class OpenSlot(OpenSplit):
         self._near = snapshot_of(text).xmax
         return snapshot_of(text)
 
-    def _note_dropped(self, table: SlotTable, pages: Pages, begin: Begin) -> None:
+    def _note_dropped(self, table: SlotTable, pages: SlotPages, begin: Begin) -> None:
         if begin is table.noted:
             return
         table.noted = begin
@@ -476,7 +479,7 @@ class OpenSlot(OpenSplit):
         else:
             self._stream.ask()
 
-    def _read_page(self, table: SlotTable, pages: Pages) -> bool:
+    def _read_page(self, table: SlotTable, pages: SlotPages) -> bool:
         """Read the next page; False where a transaction that it has to see is not visible yet, and where the table's
         columns were changed."""
         session, now_s = self._session, time.monotonic()
