@@ -41,7 +41,7 @@ PAGE_ROWS, ROWS_A_SECOND = 1_000, 8_000
 HALT, AWAY = 6, 4
 """Exit codes: it cannot go on; a server did not answer when it started."""
 STEPS = (
-    "worker-barrier", "worker-aligned", "worker-frozen", "worker-blocks", "worker-flushed", "worker-acknowledged",
+    "worker-barrier", "worker-aligned", "worker-frozen", "worker-flushed", "worker-acknowledged",
     "worker-finalized", "coordinator-triggered", "coordinator-checked", "coordinator-decided", "coordinator-committed",
     "coordinator-finalized", "store-committing", "store-committed",
 )  # fmt: skip
