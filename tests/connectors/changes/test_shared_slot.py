@@ -330,9 +330,12 @@ def test_the_ends_of_transactions(shop: Shop) -> None:
         session.execute("INSERT INTO savings VALUES (1, 'bob', 0)")
     shop.sql("CREATE TABLE others AS SELECT 1")
     shop.sql("DROP TABLE others")
-    while len(shop.changes) < 11:
+
+    def read_one() -> None:
         shop.poll(1)
         shop.end()
+
+    until(lambda: len(shop.changes) >= 11, meanwhile=read_one, pause_s=0)
     shop.read_all()
     ends = [record for ids, record in shop.changes if ids == ("ends",)]
     assert [end.changes for end in ends] == [{"accounts": 4}, {"accounts": 4, "savings": 1}]
