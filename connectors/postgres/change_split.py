@@ -30,7 +30,7 @@ from exactlyonce.connectors.postgres.change_stream import (
     ChangeStream,
     End,
     LogicalMessage,
-    LogRemoved,
+    LogMissing,
     Relation,
     RowChange,
     Truncate,
@@ -198,12 +198,8 @@ class OpenSlot(OpenSplit):
         began = self._cursor.lsn, dict(self._cursor.done)
         try:
             return self._read(records_max)
-        except LogRemoved as error:
-            raise lost(
-                self._id,
-                f"cannot go on: the server has slot {self._slot.name!r}, and not the log that this slot needs, as "
-                f"after a failover to a server that was copied later. It says: {error}",
-            ) from error
+        except LogMissing as error:
+            raise lost(self._id, f"cannot go on with slot {self._slot.name!r}: {error}") from error
         except StoreUnavailable:
             if self._began_again == began:
                 raise

@@ -7,6 +7,7 @@ at the end of a commit gets the next transaction from its first change on. The s
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 import psycopg
 from psycopg import pq, sql
+from psycopg.errors import Diagnostic
 from psycopg.pq.abc import PGresult
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
@@ -105,8 +107,8 @@ class End(NamedTuple):
 Message = RowChange | Truncate | LogicalMessage | Relation | End
 
 
-class LogRemoved(StoreUnavailable):
-    """The server does not have the log from the slot's position on. Its slot does not say so."""
+class LogMissing(StoreUnavailable):
+    """The server does not give all from the slot's position on, though its slot does not say so. The text says why."""
 
 
 class System(NamedTuple):
@@ -123,12 +125,18 @@ _LASTING = sql.SQL(
 """Raises the time limit of the session's stream to the *least* ms, if it is shorter; 0 is none."""
 
 
+_DECODING = ("SnapBuildFindSnapshot", "SnapBuildRestore")
+"""The server's functions that log the position from which on it decodes."""
+_LSN = re.compile("[0-9A-F]+/[0-9A-F]+")
+_SETTINGS = {**TEXTS, "options": f"{TEXTS['options']} -c client_min_messages=log"}
+
+
 class ChangeStream:
     """A walsender and its stream from a position on, the end of a transaction."""
 
     def __init__(self, dsn: str) -> None:
         self._connection = PostgresConnection(
-            dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **TEXTS}
+            dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **_SETTINGS}
         )
         self._relations: dict[int, Relation | None] = {}
         """By oid of each table that is read; None: its columns are not known yet."""
@@ -139,6 +147,8 @@ class ChangeStream:
         self.inside = False
         """Whether a transaction has begun."""
         self._acknowledged = 0
+        self._began = self._decoded = 0
+        """The positions where the stream began, and from which on the server decodes its log."""
         self._status_s = 0.0
 
     def system(self) -> System:
@@ -171,7 +181,15 @@ class ChangeStream:
             sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"'),
             sql.SQL(", messages 'true'" if prefixes else ""),
         )  # fmt: skip
-        self._copy = self._connection.replicate(command)
+        self._began, self._decoded = lsn, 0
+        self._copy = self._connection.replicate(command, self._noticed)
+
+    def _noticed(self, notice: Diagnostic) -> None:
+        """A slot without a snapshot of transactions is decoded only once those that were open then have ended. What is
+        committed before is left out, which nothing but the server's log tells, in any language."""
+        found = _LSN.search(notice.message_primary or "")
+        if notice.source_function in _DECODING and found is not None:
+            self._decoded = max(read_lsn(found[0]), self._decoded)
 
     @property
     def committed_ms(self) -> int:
@@ -185,6 +203,12 @@ class ChangeStream:
         try:
             while True:
                 length, data = copy.get_copy_data(1)
+                if self._decoded > self._began:
+                    raise LogMissing(
+                        f"the server leaves out what was committed from {shown_lsn(self._began)} to "
+                        f"{shown_lsn(self._decoded)}, from where on it can decode its log, as after a failover to a "
+                        f"server to which the slot was copied without its snapshot"
+                    )
                 if length > 0:
                     is_fresh = False
                     if (message := self._message(bytes(data))) is not None:
@@ -192,7 +216,10 @@ class ChangeStream:
                 elif length < 0:
                     result = copy.get_result()
                     if result is not None and _is_log_removed(result):
-                        raise LogRemoved(result.error_message.decode(errors="replace").strip())
+                        raise LogMissing(
+                            f"the server does not have the log that this slot needs, as after a failover to a server "
+                            f"that was copied later. It says: {result.error_message.decode(errors='replace').strip()}"
+                        )
                     raise psycopg.OperationalError(
                         "the server has ended the stream" if result is None else result.error_message.decode()
                     )

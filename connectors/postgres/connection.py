@@ -22,6 +22,7 @@ import msgspec
 import psycopg
 from psycopg import conninfo, generators, pq, sql
 from psycopg.abc import PQGen
+from psycopg.errors import Diagnostic
 from psycopg.pq.abc import PGconn
 
 from exactlyonce.connectors import refusals
@@ -310,9 +311,11 @@ class PostgresConnection:
             lines: list[bytes] = connection.wait(_lines(connection.pgconn))
             return lines
 
-    def replicate(self, command: sql.Composed) -> PGconn:
-        """Begin to stream with START_REPLICATION; the connection is for that alone from now on."""
+    def replicate(self, command: sql.Composed, noticed: Callable[[Diagnostic], None]) -> PGconn:
+        """Begin to stream with START_REPLICATION; the connection is for that alone from now on. *noticed* takes what
+        the server says meanwhile."""
         with self._translated() as connection:
+            connection.add_notice_handler(noticed)
             connection.pgconn.send_query(command.as_bytes(None))
             result = connection.wait(generators.execute(connection.pgconn))[-1]
             if result.status != pq.ExecStatus.COPY_BOTH:

@@ -63,14 +63,15 @@ class Member(PostgresServer):
         )  # fmt: skip
         self.kill()
 
-    def copy_slot(self, slot: str, other: Member) -> None:
-        """Have the slot of *other* in this server, which does not run."""
-        folder = self.data / "pg_replslot" / slot
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(other.data / "pg_replslot" / slot, folder)
-        if self._user:
-            for path in (folder, *folder.iterdir()):
-                shutil.chown(path, **self._user)
+    def copy_slot(self, slot: str, other: Member, *, with_snapshots: bool = True) -> None:
+        """Have the slot of *other* in this server, which does not run, and what tells which transactions were open."""
+        folders = [Path("pg_replslot", slot), *([Path("pg_logical", "snapshots")] if with_snapshots else [])]
+        for folder in (self.data / path for path in folders):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(other.data / folder.relative_to(self.data), folder)
+            if self._user:
+                for path in (folder, *folder.iterdir()):
+                    shutil.chown(path, **self._user)
 
     @property
     def segments(self) -> set[str]:
@@ -133,7 +134,7 @@ class Bank:
         ((segment,),) = self.ask(query, slot)
         return min(name[8:] for name in self.standby.segments) <= str(segment)[8:]  # what is before it is the timeline
 
-    def fail_over(self, slot: str | None, how: str) -> None:
+    def fail_over(self, slot: str | None, how: str, *, with_snapshots: bool = True) -> None:
         """The standby becomes the primary, with the slot, if it is given. *how*: "kill", or a mode of `pg_ctl stop`,
         of the primary. Then only one of both runs."""
         if how == "kill":
@@ -142,7 +143,7 @@ class Bank:
             self.primary.stop(how)
         self.standby.stop("fast")
         if slot is not None:
-            self.standby.copy_slot(slot, self.primary)
+            self.standby.copy_slot(slot, self.primary, with_snapshots=with_snapshots)
         self.promote()
 
     def promote(self) -> None:
@@ -187,8 +188,17 @@ def is_removed(text: str, server: Member) -> bool:
     return found is not None and found[1] not in server.segments
 
 
+def is_left_out(text: str, server: Member) -> bool:
+    """Whether the halt that *text* tells is right: *server* has logged that it decodes from a later position on."""
+    found = _LEFT_OUT.search(text)
+    if found is None or _number(found[2]) <= _number(found[1]):
+        return False
+    return f"point at {found[2]}" in (server.folder / "log").read_text()
+
+
+_LEFT_OUT = re.compile("leaves out what was committed from ([0-9A-F]+/[0-9A-F]+) to ([0-9A-F]+/[0-9A-F]+)")
 _SEGMENT = re.compile("[0-9A-F]{24}")
-_REMOVED = re.compile(r"not the log that this slot needs.*?([0-9A-F]{24})", re.DOTALL)
+_REMOVED = re.compile(r"not have the log that this slot needs.*?([0-9A-F]{24})", re.DOTALL)
 _LACKS = re.compile(r"goes on at ([0-9A-F]+/[0-9A-F]+) of timeline (\d+).*lacks changes that were read", re.DOTALL)
 
 

@@ -27,8 +27,9 @@ import psycopg
 from change_bank import LAST_KEYS, TOTAL, Writers, audit_of, fill, versions_in
 from change_judge import Said, judge, mutated, newest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
-from failing_over import Bank, is_behind, is_removed
+from failing_over import Bank, is_behind, is_left_out, is_removed
 from running import Run, workers_of
+from waiting import until
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.testing.cluster import OwnCluster
@@ -51,7 +52,7 @@ DECK = (
     *(["stop"] * 2), *(["broker"] * 1), *(["copy"] * 1), *(["failover"] * 2),
 )  # fmt: skip
 """The kills of a round, in an order that is drawn."""
-LAST_ACTS = ("behind", "without the slot", "without its log")
+LAST_ACTS = ("behind", "without the slot", "without its log", "without its snapshot")
 """After the judge, by the round's number: failovers after which a run has to halt."""
 KINDS = {
     "run": "SIGKILL to the run, at any moment",
@@ -66,6 +67,7 @@ KINDS = {
     "failover": "the primary is killed, its standby promoted, with the slot",
     "failover behind": "likewise, to a standby that lacks what was read: the run halts",
     "failover without the slot": "likewise, to one without the slot: the run halts",
+    "failover without its snapshot": "likewise, with the slot alone, so that transactions would be left out: it halts",
     "failover without its log": "likewise, to one that was copied later, and lacks the slot's log: the run halts",
 }
 
@@ -464,20 +466,37 @@ class Round:
                 self._kill_now()
                 bank.ask("SELECT pg_switch_wal()")
                 bank.add_standby()
+            if act == "without its snapshot":
+                self._move_into_open_transaction()
             with self.writers.paused():
                 bank.await_standby()
                 self._note(f"failover {act}")
-                bank.fail_over(None if act == "without the slot" else self.slot, "kill")
+                is_whole = act != "without its snapshot"
+                bank.fail_over(None if act == "without the slot" else self.slot, "kill", with_snapshots=is_whole)
         run = self.runs[-1] if self.runs[-1].process.poll() is None else self._start()
         try:
             code = run.process.wait(LIFE_S)
         except subprocess.TimeoutExpired:
             raise Failed(f"hung: the run did not halt within {LIFE_S} s after a failover {act}") from None
         run.wait()
-        rule = {"behind": is_behind, "without its log": is_removed}.get(act)
+        rule = {"behind": is_behind, "without its log": is_removed, "without its snapshot": is_left_out}.get(act)
         if code != HALT or (rule is not None and not rule(run.said, bank.primary)):
             raise Failed(f"after a failover {act} the run ended with {code}: {run.said[-3000:]}")
         bank.add_standby()
+
+    def _move_into_open_transaction(self) -> None:
+        """Have the slot begin where a transaction was open, and more come after it than the pipeline has read."""
+        bank = self.world.bank
+        with psycopg.connect(bank.dsn) as session:
+            session.execute("SELECT txid_current()")
+            ((begun,),) = bank.ask("SELECT pg_current_wal_lsn()::text")
+            moved = "SELECT restart_lsn > %s::pg_lsn FROM pg_replication_slots WHERE slot_name = %s"
+            while bank.ask(moved, begun, self.slot) != [(True,)]:
+                bank.ask("CHECKPOINT")
+                self._progress()
+            self._kill_now()
+            committed = self.writers.committed
+            until(lambda: self.writers.committed > committed + 20)
 
     # --- the verdict --------------------------------------------------------------------------------------------------
 

@@ -699,8 +699,30 @@ def test_a_log_that_was_removed_though_the_slot_needs_it(shop: Shop) -> None:
     ((segment,),) = shop.sql("SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots")
     shop.sql("SELECT pg_switch_wal()")
     (shop.server.folder / "data" / "pg_wal" / segment).unlink()
-    with pytest.raises(Halt, match=f"not the log that this slot needs(?s:.*){segment}"):
+    with pytest.raises(Halt, match=f"not have the log that this slot needs(?s:.*){segment}"):
         until(shop.poll)
+
+
+def test_a_slot_that_was_copied_without_its_snapshot(shop: Shop) -> None:
+    """The server decodes only what begins after the transactions that were open, and says nothing of the others."""
+    shop.begin(snapshot="never")
+    with shop.session() as session:
+        session.execute("SELECT txid_current()")
+        for id in (1, 2):
+            shop.sql("CHECKPOINT")
+            shop.insert(id)
+            shop.read_all()
+            shop.reader.finalized(shop.positions)
+        until(lambda: shop.sql("SELECT confirmed_flush_lsn >= pg_current_wal_flush_lsn() FROM pg_replication_slots"))
+        shop.end()
+        shop.insert(3)
+        session.commit()
+    for snapshot in (shop.server.folder / "data" / "pg_logical" / "snapshots").iterdir():
+        snapshot.unlink()
+    shop.sql("CHECKPOINT")
+    shop.insert(4)
+    with pytest.raises(Halt, match="the server leaves out what was committed from"):
+        shop.read_all()
 
 
 def test_another_database_cluster(shop: Shop) -> None:
