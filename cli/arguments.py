@@ -268,6 +268,20 @@ def named(args: argparse.Namespace) -> str:
     return " ".join([args.pipeline, *(f"--param {parameter}" for parameter in shown)])
 
 
+_WITHOUT_PIPELINE = re.compile("(`exactlyonce (?:reset|changes setup|changes drop))`")
+
+
+def with_pipeline(text: str, args: argparse.Namespace) -> str:
+    """*text* of an error, with the pipeline in the commands that lack it.
+
+    >>> with_pipeline("Or `exactlyonce reset`.", argparse.Namespace(pipeline="orders:make", param=[]))
+    'Or `exactlyonce reset orders:make`.'
+    """
+    if ":" not in (getattr(args, "pipeline", None) or ""):
+        return text
+    return _WITHOUT_PIPELINE.sub(lambda command: f"{command[1]} {named(args)}`", text)
+
+
 def _is_harmless(name: str, value: str) -> bool:
     return is_reference(value) or not (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
@@ -18,16 +17,14 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, TableRead
 from exactlyonce.connectors.splits import SharedDecoder, SourceFinding, SplitDecoder, SplitRange, SplitSource
-from exactlyonce.connectors.tables import DatabaseTable, Key, KeyedRows, columns_of, forms_of
+from exactlyonce.connectors.tables import Database, DatabaseSource, Key, KeyedRows, columns_of, forms_of
 from exactlyonce.pipeline import hints
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
-from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.secrets import shown_reference
 from exactlyonce.pipeline.shape import Form, describe, type_name
 from exactlyonce.pipeline.source import AHEAD, EventTime, PartSource, SharedSource, TimeOf
 
@@ -49,10 +46,9 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LoggedSource(PartSource[T_co]):
+class LoggedSource(DatabaseSource[T_co], PartSource[T_co]):
     """The description of a source that is read from a log, with others."""
 
-    dsn: str = field(repr=False)
     on_error: OnError = "fail"
     time: TimeOf[Any] | None = None
 
@@ -167,16 +163,16 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ChangeLog(SharedSource, SplitSource[Any]):
+class ChangeLog(Database, SharedSource, SplitSource[Any]):
     """The log of a database as one split, for all sources of a pipeline that read it. `logs_of` gives those of a graph.
 
-    A subclass has `database`, `kind`, `id`, `shown`, `finder`, `open_split`, `setup`, `drop` and `replicating`."""
+    A subclass has its `Database`, `kind`, `id`, `shown`, `finder`, `open_split`, `setup`, `drop`, `replicating` and
+    `examine`."""
 
     dsn: str = field(repr=False)
     name: str
     members: Mapping[str, PartSource[Any]] = field(default_factory=dict)
     grows: bool = field(default=True, init=False, repr=False)
-    database: ClassVar[type[DatabaseTable]]
     kind: ClassVar[str]
 
     nothing: ClassVar[str] = "there is nothing to do"
@@ -185,6 +181,10 @@ class ChangeLog(SharedSource, SplitSource[Any]):
     @property
     def place(self) -> str:
         return f"{self.kind}:{self.name}"
+
+    @property
+    def named(self) -> str:
+        return self.shown
 
     @property
     def repeats(self) -> bool:
@@ -213,10 +213,6 @@ class ChangeLog(SharedSource, SplitSource[Any]):
     def decoder(self) -> SplitDecoder:
         decoders = {id: member.decoder() for id, member in self.members.items() if isinstance(member, LoggedSource)}
         return SharedDecoder(self.routes, decoders) if len(decoders) > 1 else next(iter(decoders.values()))
-
-    def needing_driver(self) -> AbstractContextManager[None]:
-        """Around imports of what needs the driver."""
-        return needing(self.database.extra, self.database.driver, self.shown)
 
     def left(self, position: SourceOffset) -> NoReturn:
         raise ConfigError(
@@ -251,8 +247,7 @@ class ChangeLog(SharedSource, SplitSource[Any]):
         """See `Source`; those of `setup` are its own."""
         members = [member for member in self.members.values() if isinstance(member, LoggedSource)]
         reading = [statement for member in members for statement in member.statements(user)]
-        statements = tuple(dict.fromkeys([*reading, self.replicating(user)]))
-        return Grants(f"the database of {shown_reference(self.dsn)}", self.database.client, statements)
+        return self.granted_by(dict.fromkeys([*reading, self.replicating(user)]))
 
     def problems(self) -> Iterator[str]:
         yield from SharedSource.problems(self)

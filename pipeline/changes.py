@@ -33,7 +33,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     timestamp_ms: int
     """The time of the commit, or of the page that a "read" is from, by the server's clock, in ms since 1970."""
     lsn: int
-    """The place of the commit in the database's log; that of a "read" lies before those of later changes."""
+    """The place of the commit in the database's log; that of a "read" lies before those of later changes. In MariaDB it
+    is the number of the GTID, and each GTID domain has its own order: of several, a "read" has the highest number."""
     transaction: int | None = None
     """Its number in the database; None of a "read"."""
 
@@ -66,5 +67,4 @@ class Transaction(msgspec.Struct, frozen=True):
     timestamp_ms: int
     """The time of its commit."""
     changes: dict[str, int]
-    """The number of its changes by table, and of its messages by prefix, as the pipeline reads them; also of those that
-    a row has which is read beside them."""
+    """The number of its changes by table, and of its messages by prefix, as the pipeline reads them."""

@@ -460,7 +460,8 @@ def effect_of(text: str, database: str, table: Table) -> str:
     while upper[place : place + 1] in (["IF"], ["NOT"], ["EXISTS"]):
         place += 1
     if _named(words, place, database) != ours:
-        return ""
+        is_moved = "PARTITION" in upper and {"EXCHANGE", "CONVERT"} & set(upper) and ours in named
+        return "its rows were exchanged with a partition of another table" if is_moved else ""
     if first == "CREATE":
         return "the table was made anew" if "REPLACE" in upper[:place] else ""
     rest = upper[place:]

@@ -628,9 +628,11 @@ def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list
         if wrong := [reason for member in members.values() for reason in _table_problems(session, member, types)]:
             reasons = "; ".join(dict.fromkeys(wrong))
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {reasons}.")
-        ((name,),) = session.ask(f"SELECT table_name FROM information_schema.tables {_OF_TABLE}", source.table)
+        (name,) = session.ask(
+            f"SELECT table_schema, table_name FROM information_schema.tables {_OF_TABLE}", source.table
+        )
         known = cursor.tables.get(source.table) or TableCursor(Pages() if source.snapshot == "pages" else None)
-        tables.append(BinlogTable(id, members, known, (session.address.database, name), key))
+        tables.append(BinlogTable(id, members, known, name, key))
     return tables
 
 

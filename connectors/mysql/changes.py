@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import ChangeLog, TableChanges
-from exactlyonce.connectors.mysql.address import MySQLAddress, MySQLTable
+from exactlyonce.connectors.mysql.address import MySQLDatabase, MySQLTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
-from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.secrets import look_up
 from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
@@ -77,10 +75,9 @@ class MySQLChanges(MySQLTable, TableChanges[T]):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MySQLBinlog(ChangeLog):
+class MySQLBinlog(MySQLDatabase, ChangeLog):
     """The binlog of a server: one split, for all sources of a pipeline that read it."""
 
-    database: ClassVar[type[DatabaseTable]] = MySQLTable
     kind: ClassVar[str] = "mysql-changes"
     nothing: ClassVar[str] = "there is nothing to make or to remove"
 
@@ -96,10 +93,6 @@ class MySQLBinlog(ChangeLog):
     def server_id(self) -> int:
         """That of its reader: its own, and above those that people give their servers."""
         return 0x80000000 | int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
-
-    def address(self) -> MySQLAddress:
-        """The server's address, looked up now."""
-        return MySQLAddress.parse(look_up("dsn", self.dsn))
 
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():

@@ -51,16 +51,17 @@ from exactlyonce.connectors.postgres.slot import (
     SlotTable,
     followed,
     lost,
+    require_kept,
     require_same,
     require_slot,
 )
 from exactlyonce.connectors.postgres.slot_status import SlotLog
-from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, TableInServer, found_table
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, BY_INDEX, TableInServer, table_now
 from exactlyonce.connectors.source import LogRead
 from exactlyonce.connectors.splits import OpenSplit
 from exactlyonce.connectors.tables import Key
-from exactlyonce.pipeline.changes import Transaction
-from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.changes import Op, Transaction
+from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 
 PAGE_ROWS = 10_000
 ASK_S = 0.2
@@ -69,6 +70,8 @@ DROPPED_MAX = 1_000
 """The transactions with dropped changes of which the server is asked which are visible by now."""
 JUDGED_MAX = 1_000
 """The changes that are fetched at once while there are pages, for most of which there may be no use."""
+SKIPPED_MAX = 10_000
+"""The changes that are skipped at once: the worker has other work as well."""
 TAKE_OVER_MS = 10_000
 _PAGE_SETTINGS = {
     **TEXTS,
@@ -140,6 +143,12 @@ class OpenSlot(OpenSplit):
         """The place where the stream was last begun again after a fault."""
         self._near = 0
         """The number of the next transaction when the server was last asked, for tables without a snapshot."""
+        self._unfit: dict[tuple[int, Op], Halt] = {}
+        """The errors of the next changes, by the table's oid and the operation, that are no records any more."""
+        self._halt: Halt | None = None
+        """The error of the next change; all before it were fetched."""
+        self._final = position.cursor
+        """The newest cursor that is of a finalized checkpoint."""
         try:
             self._start(take_over=True)
         except BaseException:
@@ -168,18 +177,12 @@ class OpenSlot(OpenSplit):
                     f"{system.timeline} since a failover, left that one before: it lacks changes that were read",
                 )
             cursor.timeline = system.timeline
-        there = require_slot(self._session, slot, self._id)
-        if read_lsn(there.confirmed) > cursor.lsn:
-            raise lost(
-                self._id,
-                f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {there.confirmed}: "
-                f"somebody has moved it, as a second pipeline does with this slot=, or this checkpoint is older than "
-                f"the last one of the pipeline",
-            )
+        there = require_slot(self._session, slot, self._id, was_read=True)
+        require_kept(there, cursor, self._id)
         if there.holder is not None:
             self._free(there, take_over=take_over)
         streamed = {oid: StreamedTable(table.there.name, table.mark) for oid, table in self._tables.items()}
-        stream.start(slot.name, cursor.lsn, streamed, self._marks)
+        stream.start(slot.name, cursor.lsn, read_lsn(there.confirmed), streamed, self._marks)
         tables = {table.mark: str(oid) for oid, table in self._tables.items()}
         self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
         if self._counts is not None:
@@ -190,6 +193,7 @@ class OpenSlot(OpenSplit):
         self._ready.clear()
         self._ends.clear()
         self._taken_count = 0
+        self._unfit.clear()
 
     def _free(self, slot: Slot, *, take_over: bool) -> None:
         """End the session that reads the slot, if it is one of ours that is left over."""
@@ -224,18 +228,21 @@ class OpenSlot(OpenSplit):
         if (rows := self._next_page(records_max)) is not None:
             return rows
         if not self._ready:
-            self._fetch(records_max)
+            if self._halt is None:
+                self._fetch(records_max)
+            elif self._final == self.cursor:
+                raise self._halt  # a later start goes on at the change itself
         return self._take(records_max) or self._next_page(records_max) or []
 
     def _next_page(self, records_max: int) -> list[Any] | None:
         """The first rows of the next page, where it is read; None: the stream goes on."""
-        while (table := self._unread) is not None and self._is_due(table):
+        while self._halt is None and (table := self._unread) is not None and self._is_due(table):
             pages = table.cursor.pages
             assert pages is not None
             if not pages.last:
                 if self._read_page(table, pages):
                     return self._page_rows(records_max)
-                return [] if pages.dropped else None
+                return [] if pages.dropped and not pages.since and table.unfit_since is None else None
             table.cursor.pages = None
         return None
 
@@ -259,7 +266,7 @@ class OpenSlot(OpenSplit):
         items: list[RowChange | Part] = []
         first = self._taken_count + len(self._ready)
         count, count_max = 0, records_max if pages is None else max(records_max, JUDGED_MAX)
-        came = False
+        came, skipped = False, 0
         for message in self._stream.messages():
             came = True
             parts: Sequence[RowChange | Part] = ()
@@ -268,6 +275,8 @@ class OpenSlot(OpenSplit):
                     parts = (message,) if message.old is None else self._parts(message)
                 case Relation():
                     self._look_at(message)
+                    if self._halt is not None:
+                        break
                     continue
                 case End(lsn, is_commit):
                     if is_commit:
@@ -283,21 +292,29 @@ class OpenSlot(OpenSplit):
             if self._counts is not None:
                 self._counts.update(part.mark for part in parts)
             if self._skip:
+                skipped += len(parts)
                 parts = [part for part in parts if not self._is_done(part)]
+            if self._unfit and parts and isinstance(message, RowChange):
+                self._halt = self._unfit.get((message.relation.oid, message.op))
+                if self._halt is not None:
+                    break
             count += len(parts)
             items += parts
-            if count >= count_max or (pages is not None and isinstance(message, Truncate)):
+            if count >= count_max or skipped >= SKIPPED_MAX or (pages is not None and isinstance(message, Truncate)):
                 break  # a truncate begins pages anew
         if came:
             self._end = None
             self._ready += items if unread is None else self._judged(items)
 
     def _ended(self) -> list[Part]:
-        """The end of the transaction at hand, if it is a record and has changes."""
+        """The end of the transaction at hand, if it is a record and has changes. Until all tables are read it is none:
+        pages may have its rows."""
         if not self._counts or self._stream is None:
             return []
         begin, counts = self._stream.begin, {self._shown[mark]: count for mark, count in self._counts.items()}
         self._counts.clear()
+        if self._unread is not None:
+            return []
         return [
             Part(
                 PostgresTransactions.mark,
@@ -361,16 +378,27 @@ class OpenSlot(OpenSplit):
         return key_texts(change.old, places)
 
     def _look_at(self, relation: Relation) -> None:
-        """Raise Halt if a table's columns are not those of the records' types any more."""
-        table = self._tables.get(relation.oid)
+        """Take note of the columns of a table's next changes, and whether these are records of the sources' types."""
+        oid, table = relation.oid, self._tables.get(relation.oid)
         if table is None:
-            raise lost(self._id, f"cannot go on: a table of {self._slot.contents} was dropped and made anew")
+            self._halt = lost(self._id, f"cannot go on: of {self._slot.contents}, one was dropped and made anew")
+            return
+        key, names = table.source.key_columns, [column.name for column in relation.columns]
+        self._unfit = {(other, op): halt for (other, op), halt in self._unfit.items() if other != oid}
+        if hidden := [column.name for column in relation.columns if column.name in key and not column.is_key]:
+            halt = lost(
+                table.id,
+                f"cannot go on: the replica identity of {table.source.table} was changed, and lacks {hidden[0]!r} of "
+                f"key=, so a change does not say which row it was",
+            )
+            self._unfit |= {(oid, op): halt for op in _OF_OLD_ROWS}
         for id, source in table.members.items():
             if wrong := list(relation_problems(source, relation)):
-                raise source.columns_changed(id, wrong)
-        table.places = places_of(table.source.key_columns, [column.name for column in relation.columns])
+                halt = source.columns_changed(id, wrong)
+                self._unfit |= {(oid, op): halt for op in ("insert", *_OF_OLD_ROWS)}
+        table.places = places_of(key, names) if set(key) <= set(names) else ()
         if table.cursor.pages is not None:
-            table.there = self._found(table)  # the type of its key may be wider by now
+            table.there, _ = self._now(table)  # the type of its key may be wider by now
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
@@ -451,28 +479,49 @@ class OpenSlot(OpenSplit):
             pages.after = pages.through = None
             pages.last, pages.snapshot, pages.until, pages.rows = False, "", 0, 0
 
-    def _found(self, table: SlotTable) -> TableInServer:
-        """The table as it is in the server now. Raises Halt if it was made anew."""
-        there = found_table(self._session, table.source, table.id)
+    def _now(self, table: SlotTable) -> tuple[TableInServer, list[str]]:
+        """The table as it is in the server now, and why it cannot be read. Raises Halt if it was made anew."""
+        there, wrong = table_now(self._session, table.source, table.id)
         if there.oid != table.there.oid:
             raise lost(table.id, f"cannot go on: the table {table.source.table} was dropped and made anew")
-        return there
+        if not set(there.key) <= there.types.keys():
+            raise table.source.columns_changed(table.id, wrong)
+        return there, wrong
+
+    def _stop_at_columns(self, table: SlotTable, reasons: Sequence[str]) -> None:
+        """A page of *table* would be no records any more: read the changes before that, then halt."""
+        assert self._stream is not None
+        if table.unfit_since is None:
+            table.unfit_since = self._flushed()
+        if self._cursor.lsn >= table.unfit_since:
+            self._halt = table.source.columns_changed(table.id, reasons)
+        else:
+            self._stream.ask()
 
     def _read_page(self, table: SlotTable, pages: Pages) -> bool:
-        """Read the next page; False where a transaction that it has to see is not visible yet."""
+        """Read the next page; False where a transaction that it has to see is not visible yet, and where the table's
+        columns were changed."""
         session, now_s = self._session, time.monotonic()
-        if (pages.dropped or pages.since) and now_s < self._page_s:
+        if (pages.dropped or pages.since or table.unfit_since is not None) and now_s < self._page_s:
             return False
         self._page_s = now_s + ASK_S
         after = pages.through
         session.begin("exactlyonce", 0, snapshot="", reads=table.there.name)
         try:
-            table.there = there = self._found(table)  # its columns may be others by now
+            there, wrong = self._now(table)  # its columns may be others by now
+            if wrong:
+                self._stop_at_columns(table, wrong)
+                return False
+            table.there, table.unfit_since = there, None
             ((text, time_ms),) = session.rows(
                 "SELECT pg_current_snapshot()::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+                " FROM set_config('intervalstyle', 'iso_8601', true)"
             )
             snapshot = snapshot_of(text)
-            if snapshot.xmin < pages.since or not all(map(snapshot.sees, pages.dropped)):
+            if snapshot.xmin < pages.since:
+                return False
+            pages.since = 0
+            if not all(map(snapshot.sees, pages.dropped)):
                 return False
             lines = session.copied(_page_query(there, after))
         finally:
@@ -480,7 +529,7 @@ class OpenSlot(OpenSplit):
         with session.transaction("exactlyonce"):
             session.rows("SET LOCAL synchronous_commit = local")
             ((until,),) = session.rows("SELECT pg_logical_emit_message(true, 'exactlyonce', '')::text")
-        pages.dropped, pages.since, pages.after, pages.snapshot = [], 0, after, text
+        pages.dropped, pages.after, pages.snapshot = [], after, text
         pages.until = read_lsn(until)
         relation, begin = columns_in(there), Begin(self._cursor.lsn, time_ms, None)
         reads = [RowChange(table.mark, "read", relation, begin, row) for row in rows_of_page(lines)]
@@ -513,16 +562,25 @@ class OpenSlot(OpenSplit):
 
     def caught_up(self) -> bool:
         """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
-        if self._page.reads or self._ready or self._stream is None or self._stream.inside:
+        if (
+            self._page.reads or self._ready or self._halt is not None or self._stream is None or self._stream.inside
+        ):  # fmt: skip
             return False
         if (now_s := time.monotonic()) >= self._ask_s:
             self._ask_s = now_s + ASK_S
-            self._end = read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+            self._end = self._flushed()
             if self._cursor.lsn < self._end:
                 self._stream.ask()
         return self._end is not None and self._cursor.lsn >= self._end and self._unread is None
 
+    def _flushed(self) -> int:
+        """The end of the server's log."""
+        return read_lsn(self._session.rows("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+
     def log(self) -> LogRead:
+        """Keeps the stream while a sink lets nothing be read."""
+        if self._stream is not None:
+            self._stream.keep()
         committed_ms = 0 if self._stream is None else self._stream.committed_ms
         read = tables_read(self._tables.values(), PAGE_ROWS, self._rows_about)
         return self._log.look(self._cursor.lsn, committed_ms, list(read))
@@ -536,6 +594,7 @@ class OpenSlot(OpenSplit):
         return int(text[0]["Plan"]["Plan Rows"])
 
     def finalized(self, position: SourceOffset) -> None:
+        self._final = position.cursor
         if self._stream is not None:
             self._stream.finalized(msgspec.json.decode(position.cursor, type=Cursor).lsn)
 
@@ -550,6 +609,7 @@ class OpenSlot(OpenSplit):
 
 
 _READ, _NEWEST, _UNREAD = "read", "newest", "unread"
+_OF_OLD_ROWS: tuple[Op, ...] = ("update", "delete")
 
 
 def _page_query(table: TableInServer, after: Key | None) -> sql.Composed:

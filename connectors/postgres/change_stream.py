@@ -26,7 +26,9 @@ TEXTS = {"client_encoding": "UTF8", "options": " ".join(f"-c {name}={value}" for
 APPLICATION = "exactlyonce changes"
 """The name of the sessions that read a slot."""
 STATUS_S = 10
-"""The interval of status messages; a server ends a stream without any after a minute."""
+"""The interval of status messages."""
+TIMEOUT_MS = 60_000
+"""The silence after which the server ends a stream, at least: a shorter one of the server's own does not hold."""
 _EPOCH_MS = 946_684_800_000
 """2000-01-01, where the server's times begin, in ms since 1970."""
 _HEADER = 25
@@ -119,6 +121,13 @@ class System(NamedTuple):
     timeline: int
 
 
+_LASTING = sql.SQL(
+    "SELECT set_config('wal_sender_timeout', {least}::text, false) FROM pg_settings"
+    " WHERE name = 'wal_sender_timeout' AND setting::int BETWEEN 1 AND {least}"
+)
+"""Raises the time limit of the session's stream to the *least* ms, if it is shorter; 0 is none."""
+
+
 class ChangeStream:
     """A walsender and its stream from a position on, the end of a transaction."""
 
@@ -153,12 +162,18 @@ class ChangeStream:
         return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)
 
     def start(
-        self, slot: str, lsn: int, tables: Mapping[int, StreamedTable], prefixes: Collection[str] = ()
-    ) -> None:  # fmt: skip
+        self,
+        slot: str,
+        lsn: int,
+        acknowledged: int,
+        tables: Mapping[int, StreamedTable],
+        prefixes: Collection[str] = (),
+    ) -> None:
         """Begin to stream at *lsn*: the changes of *tables*, by oid, which may have had other names, and the messages
-        with these *prefixes*. *slot* is also the publication's name."""
+        with these *prefixes*. *slot* is also the publication's name; it was told *acknowledged* before."""
         self._relations, self._tables = dict.fromkeys(tables), tables
-        self._prefixes, self._acknowledged = frozenset(prefixes), lsn
+        self._prefixes, self._acknowledged = frozenset(prefixes), acknowledged
+        self._connection.rows(_LASTING.format(least=sql.Literal(TIMEOUT_MS)))
         self._status_s = time.monotonic()
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}{})").format(
             sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"'),
@@ -174,9 +189,8 @@ class ChangeStream:
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
         copy, plain, is_fresh = self._copy, self._plain, False
+        self.keep()
         try:
-            if time.monotonic() - self._status_s > STATUS_S:
-                self._tell(False)
             while True:
                 length, data = copy.get_copy_data(1)
                 if length > 0:
@@ -271,10 +285,19 @@ class ChangeStream:
         """The server may forget what lies before *lsn*. Says so at once; if that fails, `messages` notices."""
         if lsn > self._acknowledged:
             self._acknowledged = lsn
-            try:
-                self._tell(False)
-            except psycopg.Error:
-                self._connection.close()
+            self._tell_if_there()
+
+    def keep(self) -> None:
+        """Keep the stream, also while nothing is read: call it more often than every `TIMEOUT_MS`. If that fails,
+        `messages` notices."""
+        if time.monotonic() - self._status_s > STATUS_S:
+            self._tell_if_there()
+
+    def _tell_if_there(self) -> None:
+        try:
+            self._tell(False)
+        except psycopg.Error:
+            self._connection.close()
 
     def ask(self) -> None:
         """Ask the server how far it is: an `End` comes."""

@@ -13,12 +13,11 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges, logs_of
-from exactlyonce.connectors.postgres.dsn import PostgresTable, quoted
+from exactlyonce.connectors.postgres.dsn import PostgresDatabase, PostgresTable, quoted
 from exactlyonce.connectors.registry import check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding, SplitDecoder
-from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline.changes import Change, Transaction
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
@@ -38,7 +37,7 @@ _SLOT_LENGTH_MAX = 63
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SlotSource(LoggedSource[T_co]):
+class SlotSource(PostgresDatabase, LoggedSource[T_co]):
     """The description of a source that is read from a slot, with others."""
 
     slot: str = ""
@@ -176,7 +175,8 @@ class PostgresMessages(SlotSource[T]):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PostgresTransactions(SlotSource[Transaction]):
     """Gives a `Transaction` after the last change of each: ``PostgresTransactions(dsn="env:SHOP_DSN")``. Its counts say
-    when all changes of the slot's tables are there."""
+    when all changes of the slot's tables are there. There is none until the rows of all tables are read, for some of
+    these have changes in them."""
 
     mark: ClassVar[str] = "transactions"
     type: ClassVar[Any] = Transaction
@@ -199,11 +199,10 @@ class PostgresTransactions(SlotSource[Transaction]):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PostgresSlot(ChangeLog):
+class PostgresSlot(PostgresDatabase, ChangeLog):
     """A logical replication slot, and the publication of the same name: one split, for all sources of a pipeline that
     read it. `slots_of` gives those of a graph."""
 
-    database: ClassVar[type[DatabaseTable]] = PostgresTable
     kind: ClassVar[str] = "postgres-changes"
 
     @property

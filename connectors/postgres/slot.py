@@ -16,11 +16,11 @@ from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import CapturedTable
-from exactlyonce.connectors.postgres.change_stream import Begin, System, read_lsn, system_of
+from exactlyonce.connectors.postgres.change_stream import Begin, System, read_lsn, shown_lsn, system_of
 from exactlyonce.connectors.postgres.change_values import columns_in, relation_problems
 from exactlyonce.connectors.postgres.changes import PostgresChanges, PostgresSlot
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table
+from exactlyonce.connectors.postgres.table_rows import ANSWER_S, TableInServer, found_table, table_now
 from exactlyonce.connectors.tables import Key, columns_of
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable, Unavailable
 from exactlyonce.pipeline.secrets import shown_reference
@@ -91,6 +91,8 @@ class SlotTable(CapturedTable[PostgresChanges[Any], TableCursor]):
     there: TableInServer
     noted: Begin | None = None
     """The last transaction with a dropped change."""
+    unfit_since: int | None = None
+    """The end of the log when its columns were first seen to fit no page; the changes before it are read."""
 
 
 class Slot(NamedTuple):
@@ -104,6 +106,8 @@ class Slot(NamedTuple):
     """The process that reads it now."""
     holder_name: str | None
     status: str
+    gone: str
+    """The reason why it is lost, as the server tells it since version 17."""
 
 
 class SlotFinder:
@@ -121,17 +125,17 @@ class SlotFinder:
         session, slot, id = self._session, self._slot, self._id
         if known:
             try:
-                require_slot(session, slot, id)
                 self._system = self._system or system_of(slot.dsn)
                 if self._is_checked:
                     require_same(session, slot, self._system, known[0])
                 else:
                     followed(session, slot, self._system, known[0])
                     self._is_checked = True
+                require_slot(session, slot, id, was_read=True)
             except StoreUnavailable as error:
                 raise Unavailable(f"Source {id!r}: {error}") from error  # a new incarnation waits for it
             return []
-        found = require_slot(session, slot, id)
+        found = require_slot(session, slot, id, was_read=False)
         system = system_of(slot.dsn)
         start = SourceOffset(id, slot.place, str(Identity(system.id, slot.name)), 0, 0)
         cursor = Cursor(read_lsn(found.confirmed), system.timeline)
@@ -146,7 +150,8 @@ class SlotFinder:
 def followed(
     session: PostgresConnection, slot: PostgresSlot, system: System, position: SourceOffset
 ) -> list[SlotTable]:
-    """The tables of *slot* at *position*; one that is not in it begins with its pages.
+    """The tables of *slot* at *position*; one that is not in it begins with its pages. The columns of the others may be
+    newer than the changes that come next, so these tell whether they fit.
 
     Raises Halt if changes since then may not have come, `ConfigError` if a table cannot be captured.
     """
@@ -156,8 +161,10 @@ def followed(
         _require_capturable(session, slot, {}, None)
     for members, entry in zip(slot.tables, _entries(session, slot), strict=True):
         id, source = next(iter(members.items()))
-        there = found_table(session, source, id)
+        there, wrong = table_now(session, source, id)
         known = cursor.tables.get(there.oid)
+        if known is not None and known.pages is not None and not set(source.key_columns) <= there.types.keys():
+            raise source.columns_changed(id, wrong)
         if known is not None and known.key != source.key_columns:
             raise ConfigError(
                 f"Source {id!r}: the table {source.table} was read by key= {', '.join(known.key)}, which positions are "
@@ -166,6 +173,7 @@ def followed(
         if there.oid in tables:
             raise ConfigError(f"Sources {tables[there.oid].id!r} and {id!r} name one table: write it alike in both.")
         if known is None:
+            there = found_table(session, source, id)
             _require_capturable(session, slot, members, there)
             pages = Pages(since=_next_transaction(session)) if source.snapshot == "pages" else None
             known = TableCursor(source.table, source.key_columns, entry.published, pages)
@@ -182,14 +190,23 @@ def require_same(session: PostgresConnection, slot: PostgresSlot, system: System
         raise _other(position.source, "the server of dsn= is another database cluster")
     if then.slot != slot.name:
         raise _other(position.source, f"slot= is {slot.name!r}, and was {then.slot!r}")
-    read = {table.name for table in cursor.tables.values()}
+    read = {table.name: oid for oid, table in cursor.tables.items()}
     for members, entry in zip(slot.tables, _entries(session, slot), strict=True):
         id, source = next(iter(members.items()))
         known = cursor.tables.get(entry.oid)
         if known is None and source.table in read:
-            raise _other(id, "the table was dropped or made anew since then")
+            for (now,) in session.rows("SELECT $1::oid::regclass::text FROM pg_class WHERE oid = $1::oid",
+                                       (read[source.table],)):  # fmt: skip
+                raise Halt(
+                    f"Source {id!r} cannot go on: the table {source.table} was renamed, and is {now} now. Nothing is "
+                    f"missing: name it so in the source, or rename it back, and run again.",
+                    operator=id,
+                )
+            raise _other(id, f"the table {source.table} was dropped or made anew since then")
         if known is not None and known.published != entry.published:
-            raise _other(id, "the publication was altered, or the table taken out of it, since then")
+            raise _other(
+                id, f"publication {slot.name} was altered or dropped, or {source.table} taken out of it, since then"
+            )
     return cursor
 
 
@@ -217,15 +234,20 @@ def _require_capturable(
         raise ConfigError(f"Source {next(iter(members), slot.id)!r} cannot capture the changes of {what}: {reasons}.")
 
 
-def require_slot(session: PostgresConnection, source: PostgresSlot, id: str) -> Slot:
-    """The slot in the server. Raises ConfigError if it is not there or another's, Halt if the server gave it up."""
-    name = source.name
+def require_slot(session: PostgresConnection, source: PostgresSlot, id: str, *, was_read: bool) -> Slot:
+    """The slot in the server. Raises Halt if the server gave it up, or if it is not there and a checkpoint *was_read*
+    of it; ConfigError if it was not made yet, or is another's."""
+    name, where = source.name, shown_reference(source.dsn)
     rows = session.rows(_SLOT, (name,))
+    if not rows and was_read:
+        raise _other(
+            id, f"there is no replication slot {name!r} any more at {where}: it was dropped, or a failover led to a "
+            f"server without it"
+        )  # fmt: skip
     if not rows:
         raise ConfigError(
-            f"Source {id!r}: there is no replication slot {name!r} at {shown_reference(source.dsn)}. `exactlyonce "
-            f"changes setup` makes it, or PostgresSlot.setup(). If this pipeline has read it before, what was "
-            f"committed since then may be missing: `exactlyonce reset` begins with the rows that are there."
+            f"Source {id!r}: there is no replication slot {name!r} at {where}. `exactlyonce changes setup` makes it, "
+            f"or PostgresSlot.setup()."
         )
     slot = Slot(*rows[0])
     if slot.plugin != "pgoutput" or not slot.here:
@@ -233,13 +255,20 @@ def require_slot(session: PostgresConnection, source: PostgresSlot, id: str) -> 
             f"Source {id!r}: slot {name!r} is of another database or plugin: set slot= to a name of its own."
         )
     if slot.status == "lost":
-        raise Halt(
-            f"Source {id!r}: the server has removed log that slot {name!r} needs, since max_slot_wal_keep_size was "
-            f"exceeded: changes are lost.\n  Choices: drop the slot, make it anew, and let `exactlyonce reset` begin "
-            f"with the rows that are there.",
-            operator=id,
-        )
+        reason = _GONE.get(slot.gone, slot.gone)
+        raise lost(id, f"cannot go on: the server has given up slot {name!r}, since {reason}: changes are lost")
     return slot
+
+
+def require_kept(slot: Slot, cursor: Cursor, id: str) -> None:
+    """Raise Halt unless *slot*, which was just looked at, still has all after *cursor*."""
+    if read_lsn(slot.confirmed) > cursor.lsn:
+        raise lost(
+            id,
+            f"goes on at {shown_lsn(cursor.lsn)}, and its slot has forgotten all before {slot.confirmed}: somebody has "
+            f"moved it, as a second pipeline does with this slot=, or this checkpoint is older than the last one of "
+            f"the pipeline",
+        )
 
 
 def server_problems(session: PostgresConnection) -> Iterator[str]:
@@ -306,8 +335,8 @@ def lost(id: str, what: str) -> Halt:
     """The error of a source whose changes since its checkpoint are not there any more."""
     return Halt(
         f"Source {id!r} {what}.\n"
-        f"  Choices: restore the database as it was, and run again; or `exactlyonce changes drop` and `setup`, and let "
-        f"`exactlyonce reset` begin with the rows that are there.",
+        f"  Choices: restore the database as it was, and run again; or `exactlyonce changes drop`, "
+        f"`exactlyonce changes setup` and `exactlyonce reset`: the next run begins with the rows that are there.",
         operator=id,
     )
 
@@ -339,7 +368,7 @@ def set_up(slot: PostgresSlot, *, dry_run: bool) -> list[str]:
         if not dry_run:
             for statement in statements:
                 session.rows(statement)
-            require_slot(session, slot, slot.id)
+            require_slot(session, slot, slot.id, was_read=False)
             _require_capturable(session, slot, {}, None)
             for members in slot.tables:
                 source = next(iter(members.values()))
@@ -382,9 +411,16 @@ _DEFERRABLE = (
 )
 _SLOT = """
 SELECT s.plugin, s.database = current_database(), s.confirmed_flush_lsn::text, s.active_pid, a.application_name,
-    coalesce(s.wal_status, '')
+    coalesce(s.wal_status, ''), coalesce(to_jsonb(s) ->> 'invalidation_reason', '')
 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
 """
+_KEPT_TOO_MUCH = "it kept more log than max_slot_wal_keep_size"
+_GONE = {
+    "": _KEPT_TOO_MUCH,
+    "wal_removed": _KEPT_TOO_MUCH,
+    "idle_timeout": "nobody has read it for idle_replication_slot_timeout",
+    "wal_level_insufficient": "wal_level was not logical",
+}
 _TABLE = """
 SELECT c.relkind::text, c.relreplident::text, c.relpersistence::text,
     (SELECT array_agg(a.attname::text)

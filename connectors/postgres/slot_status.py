@@ -6,13 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+import msgspec
+
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import finding_of, not_captured
 from exactlyonce.connectors.postgres.change_stream import read_lsn
 from exactlyonce.connectors.postgres.changes import PostgresSlot
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.dsn import quoted
-from exactlyonce.connectors.postgres.slot import publication_problems, require_slot, server_problems, table_problems
+from exactlyonce.connectors.postgres.slot import (
+    Cursor,
+    publication_problems,
+    require_kept,
+    require_slot,
+    server_problems,
+    table_problems,
+)
 from exactlyonce.connectors.postgres.table_rows import found_table
 from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.connectors.splits import SourceFinding
@@ -104,13 +113,22 @@ def _findings(
                 if session.rows("SELECT has_any_column_privilege($1::oid, 'SELECT')", (there.oid,)) == [(False,)]:
                     grant = table.reading_grants(role)[-1].rstrip(";")
                     yield SourceFinding(f"The role {role} of dsn= may not read {table.table}", grant)
-            require_slot(session, source, source.id)
+            slot_now = require_slot(session, source, source.id, was_read=bool(positions))
             if positions:
                 finder.find(positions)
+                if slot_now.holder is None:  # else the slot moves, and the newest checkpoint may be another by now
+                    cursor = msgspec.json.decode(positions[0].cursor, type=Cursor)
+                    require_kept(slot_now, cursor, source.id)
         except (ConfigError, Halt) as error:
             yield finding_of(error)
     rows = session.rows("SELECT to_jsonb(s) FROM pg_replication_slots s WHERE s.slot_name = $1", (name,))
     if not rows:
+        ((slots, slots_max),) = session.rows(_SLOTS)
+        if slots >= slots_max:
+            yield SourceFinding(
+                f"The server has no room for slot {name}: {slots} of max_replication_slots {slots_max} are there",
+                "drop one that nobody needs, or ALTER SYSTEM SET max_replication_slots = ..., and restart the server",
+            )
         return
     slot: dict[str, Any] = rows[0][0]
     (settings,) = session.rows(_SETTINGS)
@@ -191,6 +209,7 @@ SELECT current_setting('max_slot_wal_keep_size'), current_setting('idle_replicat
     current_setting('synchronized_standby_slots', true), current_setting('max_wal_senders')
 """
 """NULL where the server's version has none."""
+_SLOTS = "SELECT count(*), current_setting('max_replication_slots')::int FROM pg_replication_slots"
 _ROLE = """
 SELECT r.rolname::text, r.rolsuper OR r.rolreplication
     OR EXISTS (SELECT FROM pg_roles m WHERE m.rolname = 'rds_replication' AND pg_has_role(r.oid, m.oid, 'MEMBER'))

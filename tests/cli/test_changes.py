@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.loading import load
+from exactlyonce.testing.cluster import KafkaCluster
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
 from exactlyonce.views.doctor.checks import check_sources
 from exactlyonce.views.doctor.findings import Findings
@@ -65,6 +68,10 @@ def shop(postgres_server: PostgresServer, command: Command, monkeypatch: pytest.
     monkeypatch.setenv("SHOP_DSN", postgres_server.dsn("captured"))
     shop = Shop(postgres_server, command)
     yield shop
+    shop.sql(  # a reader that was closed lives in the server for a moment
+        "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots"
+        " WHERE database = 'captured' AND active_pid IS NOT NULL"
+    )
     shop.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = 'captured'")
     shop.sql(f"DROP PUBLICATION IF EXISTS {NAME}")
     shop.sql("DROP TABLE customers CASCADE")
@@ -121,6 +128,55 @@ def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.Mon
         shop.sql("DROP ROLE reader")
 
 
+def test_a_run_that_halts_says_how_it_goes_on(
+    shop: Shop, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All changes before the one that it halts at are in the topic; and its advice works."""
+    monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
+    pipeline, out = "captured_shop:pipeline", f"{topic_name}-out"
+
+    def run(code: int = 0) -> str:
+        ended = shop.command("run", pipeline, "--until", "latest", "--checkpoint-interval", "200ms", "--inline")
+        assert ended.code == code, ended
+        return ended.said
+
+    def rows() -> list[tuple[int, Any]]:
+        found = [json.loads(record.value or b"null") for record in kafka.read_committed(out)]
+        return sorted((row["id"], row.get("name", row.get("title"))) for row in found)
+
+    def written(field: str) -> None:
+        shop.write(slot=NAME)
+        module = shop.command.folder / "captured_shop.py"
+        text = (
+            module.read_text()
+            .replace('"shop"', f'"{topic_name}"')
+            .replace('KafkaSink("customers")', f'KafkaSink("{out}")')
+        )
+        module.write_text(text.replace("name: str", f"{field}: str"))
+
+    written("name")
+    shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
+    shop.command.done("changes", "setup", pipeline)
+    shop.sql("INSERT INTO customers VALUES (1, 'ann')")
+    run()
+    shop.sql("INSERT INTO customers VALUES (2, 'bob')")
+    shop.sql("ALTER TABLE customers RENAME name TO title")
+    shop.sql("INSERT INTO customers VALUES (3, 'cid')")
+    assert "run the program that fits these changes" in run(6)
+    assert rows() == [(1, "ann"), (2, "bob")]
+    written("title")
+    run()
+    assert rows() == [(1, "ann"), (2, "bob"), (3, "cid")]
+    shop.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = 'captured'")
+    said = run(6)
+    steps = ("changes drop", "changes setup", "reset")
+    assert all(f"`exactlyonce {step} {pipeline}`" in said for step in steps), said
+    for step in steps:
+        shop.command.done(*step.split(), pipeline, *([] if step == "changes setup" else ["--yes"]))
+    run()
+    assert rows() == sorted(2 * [(1, "ann"), (2, "bob"), (3, "cid")])
+
+
 def test_what_cannot_be_captured_says_why(shop: Shop) -> None:
     shop.refused("it has no unique index on (id), of all rows and in this order: CREATE UNIQUE INDEX")
     shop.sql("ALTER TABLE customers ADD PRIMARY KEY (id)")
@@ -143,9 +199,10 @@ def test_a_pipeline_without_captured_changes(shop: Shop) -> None:
     shop.refused("shop has no source that captures changes")
 
 
-def examined(shop: Shop) -> tuple[list[str], dict[str, str]]:
-    """What the doctor has checked, and what it has found: each fault with its remedy."""
-    found, subject = Findings(), SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build(), newest=None)
+def examined(shop: Shop, *positions: SourceOffset) -> tuple[list[str], dict[str, str]]:
+    """What the doctor has checked, and what it has found: each fault with its remedy. *positions*: of a checkpoint."""
+    newest = SimpleNamespace(offsets=positions) if positions else None
+    found, subject = Findings(), SimpleNamespace(graph=load("captured_shop:pipeline").pipeline.build(), newest=newest)
     check_sources(cast("Any", subject), found)
     assert found.unchecked == []
     return found.checked, {diagnosis.what: diagnosis.do for diagnosis in found.diagnoses}
@@ -156,11 +213,24 @@ def test_the_doctor_examines_the_server(shop: Shop) -> None:
     checked, problems = examined(shop)
     assert checked == [f"the server of source slot-{NAME}, slot {NAME}: missing"]
     assert any("there is no replication slot" in what for what in problems)
+    (count,) = shop.sql("SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots")
+    for number in range(*count):
+        shop.sql(f"SELECT pg_create_logical_replication_slot('taken_{number}', 'pgoutput')")
+    _, problems = examined(shop)
+    assert any(f"no room for slot {NAME}" in what for what in problems)
+    shop.sql("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE 'taken%'")
     shop.command.done("changes", "setup", "captured_shop:pipeline")
     checked, problems = examined(shop)
     assert checked[0].endswith("of log kept, reserved")
     (what,) = problems
     assert what.startswith(f"The server keeps log for slot {NAME} ")
+    (slot,) = slots_of(load("captured_shop:pipeline").pipeline.build())
+    (position,) = slot.finder(slot.id).find(())
+    shop.sql("INSERT INTO customers VALUES (1, 'ann')")
+    assert len(examined(shop, position)[1]) == 1
+    shop.sql(f"SELECT pg_replication_slot_advance('{NAME}', pg_current_wal_lsn())")
+    _, problems = examined(shop, position)
+    assert any("its slot has forgotten all before" in what for what in problems)
     shop.sql("ALTER TABLE customers REPLICA IDENTITY NOTHING")
     shop.sql(f"ALTER PUBLICATION {NAME} SET (publish = 'insert')")
     _, problems = examined(shop)

@@ -158,6 +158,46 @@ def test_a_topic_of_changes_is_compacted_and_has_each_key_in_order(
     assert all(found == sorted(set(found)) and found[-1] == 59 for found in tiers.values())
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_kill_within_a_transaction(customers: Customers, kafka: Any, topic_name: str, run: Any) -> None:
+    """A part of its changes is in a finalized checkpoint: the others come after it, each once."""
+    job, count = Job(run, kafka, topic_name, "captured:copied"), 40_000
+    job.finish_here()
+    sql = f"INSERT INTO {customers.table} SELECT 'n' || i, i FROM generate_series(1, {count}) i"
+    customers.sql(sql)
+    begun = job.start()
+    begun.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] > 0)
+    begun.kill()
+    tiers = [tier for key, tier in copies(kafka, topic_name) if key.startswith("n")]
+    assert 0 < len(tiers) < count
+    job.finish_here()
+    tiers = [tier for key, tier in copies(kafka, topic_name) if key.startswith("n")]
+    assert sorted(tiers) == list(range(1, count + 1))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_slot_that_was_not_told_of_a_finalized_checkpoint(
+    customers: Customers, kafka: Any, topic_name: str, run: Any, failpoint: Callable[..., dict[str, str]]
+) -> None:
+    """The worker dies before it tells the slot, which is behind then: no change comes twice."""
+    job = Job(run, kafka, topic_name, "captured:copied")
+    job.finish_here()
+    for tier in range(2, 40):
+        customers.sql(f"UPDATE {customers.table} SET tier = {tier} WHERE customer = 'c{tier % 3}'")
+    job.run_killed(failpoint("worker-finalized"), 1)
+    for number in range(3):
+        tiers = [tier for key, tier in copies(kafka, topic_name) if key == f"c{number}"]
+        assert tiers == [1, *(tier for tier in range(2, 40) if tier % 3 == number)]
+
+
+def copies(kafka: Any, name: str) -> list[tuple[str, int]]:
+    """The customers and tiers of the topic, in the order of each."""
+    records = kafka.read_committed(f"{name}-out")
+    return [(record.key.decode(), json.loads(record.value)["tier"]) for record in records]
+
+
 def test_tables_of_mariadb_are_copied_by_runs_that_are_killed(
     kafka: Any, topic_name: str, run: Any, failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -232,6 +233,25 @@ def test_a_reader_that_is_left_over_is_ended(shop: Shop) -> None:
     a_left_over_reader_is_ended(shop)
 
 
+def test_a_stream_that_begins_again_acknowledges_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no finalized checkpoint has stays in the slot."""
+    monkeypatch.setattr(change_stream, "STATUS_S", 0)
+    shop.begin()
+    shop.insert(1)
+    shop.read_all()
+    checkpoint = shop.positions
+    shop.reader.finalized(checkpoint)
+    shop.insert(2)
+    shop.read_all()
+    shop.sql("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots")
+    shop.insert(3)
+    assert [change.key for change in shop.read_all()] == [3]
+    until(lambda: shop.poll() == [] and shop.sql("SELECT flush_lsn IS NULL FROM pg_stat_replication") == [(False,)])
+    shop.end()
+    shop.positions = checkpoint
+    assert [change.key for change in shop.read_all()] == [2, 3]
+
+
 def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
     shop.begin()
     with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
@@ -256,18 +276,20 @@ class Everything(msgspec.Struct):
     data: bytes
     tags: dict[str, int]
     number: UUID
+    ago: timedelta
+    opens: time
 
 
 def test_types_and_keys_of_several_columns(shop: Shop) -> None:
     """A page and the stream give the same values."""
     shop.begin(
         "id text, shop int, price numeric(20, 4), rate float8, paid bool, at timestamptz, data bytea, tags jsonb,"
-        " number uuid, more text, PRIMARY KEY (id, shop)",
+        " number uuid, ago interval, opens timetz, more text, PRIMARY KEY (id, shop)",
         key=("id", "shop"), value=Everything,
     )  # fmt: skip
     insert = (
         "INSERT INTO accounts VALUES (%s, 7, 12.5, NULL, true, '2026-01-02 03:04:05.678+01', '\\x00ff', '{\"a\": 1}',"
-        " '00000000-0000-0000-0000-000000000001', %s)"
+        " '00000000-0000-0000-0000-000000000001', '-26:30', '08:00+02', %s)"
     )
     odd = "a\tb\\N\n\\é'\""
     shop.sql(insert, odd, odd)
@@ -282,7 +304,9 @@ def test_types_and_keys_of_several_columns(shop: Shop) -> None:
     assert deleted.before is None
     at = datetime(2026, 1, 2, 2, 4, 5, 678000, tzinfo=timezone.utc)
     number = UUID("00000000-0000-0000-0000-000000000001")
-    assert read.after == Everything(odd, 7, Decimal("12.5000"), None, True, at, b"\x00\xff", {"a": 1}, number)
+    ago, opens = timedelta(hours=-26, minutes=-30), time(8, tzinfo=timezone(timedelta(hours=2)))
+    amount, data = Decimal("12.5000"), b"\x00\xff"
+    assert read.after == Everything(odd, 7, amount, None, True, at, data, {"a": 1}, number, ago, opens)
 
 
 def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
@@ -441,15 +465,22 @@ def test_a_table_that_had_another_name(shop: Shop) -> None:
         ("DROP TABLE accounts; CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int);"
          "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "dropped or made anew"),
         ("ALTER PUBLICATION exactlyonce_shop DROP TABLE accounts;"
-         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "publication was altered"),
+         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "altered or dropped"),
         ("ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert');"
          "ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert, update, delete, truncate')",
-         "publication was altered"),
+         "altered or dropped"),
         ("SELECT pg_drop_replication_slot('exactlyonce_shop');"
          "SELECT pg_create_logical_replication_slot('exactlyonce_shop', 'pgoutput')", "forgotten all before"),
         ("INSERT INTO accounts VALUES (7, 'gus', 7);"
          "SELECT pg_replication_slot_advance('exactlyonce_shop', pg_current_wal_lsn())", "forgotten all before"),
-        ("SELECT pg_drop_replication_slot('exactlyonce_shop')", "no replication slot"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_shop')", "no replication slot .* any more"),
+        ("DROP PUBLICATION exactlyonce_shop", "altered or dropped"),
+        ("ALTER PUBLICATION exactlyonce_shop SET TABLE accounts WHERE (id > 3)", "altered or dropped"),
+        ("CREATE UNIQUE INDEX by_owner ON accounts (owner); ALTER TABLE accounts ALTER owner SET NOT NULL;"
+         "ALTER TABLE accounts REPLICA IDENTITY USING INDEX by_owner", "replica identity of accounts was changed"),
+        ("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'; SELECT pg_reload_conf();"
+         + 4 * "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal();" + "CHECKPOINT",
+         "it kept more log than max_slot_wal_keep_size: changes are lost"),
     ],
 )  # fmt: skip
 def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
@@ -461,8 +492,97 @@ def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> 
         shop.sql(statement)
     name = "name" if "RENAME" in change else "owner"
     shop.sql(f"INSERT INTO accounts (id, {name}, amount) VALUES (1, 'ann', '1')")
-    with pytest.raises((Halt, ConfigError), match=reason):
-        until(shop.poll)
+    shop.sql("UPDATE accounts SET amount = '2'")
+    error = shop.halt()
+    assert re.search(reason, str(error))
+    assert error.choices or "run the program that fits" in str(error)
+
+
+class Renamed(msgspec.Struct):
+    id: int
+    name: str
+    amount: int
+
+
+RENAME = "ALTER TABLE accounts RENAME owner TO name"
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_the_version_that_fits_reads_to_a_change_of_columns(shop: Shop, behind: bool, within: bool) -> None:
+    """All before it is in a finalized checkpoint when the run halts, and the next version goes on there: also if the
+    run was not there yet when it began, and *within* the transaction of the change."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    if behind:
+        shop.end()
+    with shop.session() as session:
+        session.execute("UPDATE accounts SET amount = 2")
+        if not within:
+            session.commit()
+        session.execute(RENAME)
+        session.execute("INSERT INTO accounts (id, name, amount) VALUES (3, 'cid', 3)")
+    described = shop.source
+    shop.end()
+    if not within:
+        shop.source = shop.described(value=Renamed)
+        assert "no column 'name'" in str(shop.halt()), "it is too early for this version"
+    shop.source = described
+    if behind:
+        assert not shop.find(), "the leader takes the columns of now as well"
+    assert "no column 'owner'" in str(shop.halt())
+    assert [(change.op, change.key) for change in shop.changes] == [("read", 1), ("update", 1)]
+    shop.source = shop.described(value=Renamed)
+    assert [change.after for change in shop.read_all()] == [Renamed(3, "cid", 3)]
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_change_of_columns_between_pages(shop: Shop, update: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages that are left are read by the version that fits them."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, 10) i")
+    assert [change.key for change in shop.poll()] == [1, 2, 3]
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.sql(RENAME)
+    if update:
+        shop.sql("UPDATE accounts SET amount = 2")
+    shop.end()
+    assert "no column 'owner'" in str(shop.halt())
+    assert [change.key for change in shop.changes if change.op == "update"] == [1, 2, 3]
+    shop.source = shop.described(value=Renamed)
+    shop.read_all()
+    now = {id: change for id, change in rows_of(shop.changes).items() if update or id > 3}
+    assert now == {id: Renamed(id, "old", 2 if update else 1) for id in now}
+    assert len(now) == (10 if update else 7)
+
+
+def test_a_table_that_has_another_name(shop: Shop) -> None:
+    """The run halts and names it; under that name it goes on, with all changes."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    shop.end()
+    shop.sql("ALTER TABLE accounts RENAME TO savings")
+    shop.sql("INSERT INTO savings VALUES (2, 'bob', 2)")
+    with pytest.raises(Halt, match="was renamed, and is savings now"):
+        shop.find()
+    assert "is savings now" in str(shop.halt())
+    shop.source = shop.shared(accounts=shop.accounts("savings"))
+    shop.sql("INSERT INTO savings VALUES (3, 'eve', 3)")
+    assert [change.key for change in shop.read_all()] == [2, 3]
+
+
+def test_inserts_go_on_without_a_replica_identity(shop: Shop) -> None:
+    """The server refuses all other changes then."""
+    shop.begin()
+    shop.read_all()
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY NOTHING")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY DEFAULT")
+    shop.sql("DELETE FROM accounts")
+    assert [change.op for change in shop.read_all()] == ["insert", "delete"]
 
 
 def test_a_new_column_goes_on(shop: Shop) -> None:

@@ -202,6 +202,23 @@ def test_maria_stream_that_ends(shop: MariaShop) -> None:
     assert [change.key for change in shop.read_all()] == [2]
 
 
+def test_maria_names_in_another_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that keeps names in lower case knows the table by a dsn in capitals, too, and so does its log."""
+    server = MariaDB()
+    server.start(*LOGGING, "--lower-case-table-names=1")
+    try:
+        shop = MariaShop(server, monkeypatch)
+        monkeypatch.setenv("SHOP_MYSQL", server.dsn.replace("/shop", "/SHOP"))
+        shop.begin()
+        shop.insert(1)
+        assert [change.op for change in shop.read_all()] == ["read"]
+        shop.insert(2)
+        assert [change.key for change in shop.read_all()] == [2]
+        shop.end()
+    finally:
+        server.remove()
+
+
 def test_maria_reader_that_is_left_over_is_ended(shop: MariaShop) -> None:
     shop.begin()
     a_left_over_reader_is_ended(shop)
@@ -459,6 +476,7 @@ def test_maria_binlog_that_is_gone(shop: MariaShop) -> None:
         ("ALTER TABLE accounts MODIFY amount datetime", "'amount' is datetime"),
         ("RENAME TABLE accounts TO gone, gone TO accounts", "renamed"),
         ("CREATE OR REPLACE TABLE accounts (id int PRIMARY KEY, owner text, amount int)", "made anew"),
+        ("ALTER TABLE years EXCHANGE PARTITION one WITH TABLE accounts", "exchanged with a partition"),
         ("SET STATEMENT binlog_format = 'STATEMENT' FOR UPDATE accounts SET amount = 4", "binlog_format"),
         ("SET STATEMENT binlog_row_image = 'MINIMAL' FOR UPDATE accounts SET amount = 4", "binlog_row_image"),
     ],
@@ -470,6 +488,8 @@ def test_maria_change_of_the_table_halts(shop: MariaShop, change: str, what: str
     shop.read_all()
     shop.sql("UPDATE accounts SET amount = 0")
     shop.sql("SET SESSION binlog_format = 'ROW'")
+    shop.sql("CREATE OR REPLACE TABLE years LIKE accounts")
+    shop.sql("ALTER TABLE years PARTITION BY RANGE (id) (PARTITION one VALUES LESS THAN (100))")
     shop.sql(change)
     if shop.sql("SELECT 1 FROM information_schema.columns WHERE table_name = 'accounts' AND column_name = 'amount'"):
         shop.sql("REPLACE INTO accounts (id) VALUES (1), (2)")

@@ -60,6 +60,25 @@ def test_transfers_between_two_tables(shop: Shop, seed: int, monkeypatch: pytest
     assert later == [(lsn, table) for lsn in commits for table in ("accounts", "savings")]
 
 
+def test_a_table_that_waits_for_an_open_transaction_holds_no_other(shop: Shop) -> None:
+    shop.begin()
+    shop.sql(f"CREATE TABLE savings {COLUMNS}")
+    shop.insert(1)
+    shop.read_all()
+    shop.end()
+    with shop.session() as session:
+        session.execute("CREATE TEMPORARY TABLE others AS SELECT 1")
+        shop.source = shop.shared(accounts=shop.accounts(), savings=shop.accounts("savings"))
+        shop.source.setup()
+        shop.sql("INSERT INTO savings VALUES (7, 'ann', 1)")
+        for id in (2, 3, 4):
+            shop.insert(id)
+            until(lambda: of_table(shop.poll(), "accounts"))
+    until(lambda: of_table(shop.poll(), "savings"))
+    assert [change.key for change in of_table(shop.changes[1:], "accounts")] == [2, 3, 4]
+    assert [change.key for change in of_table(shop.changes[1:], "savings")] == [7]
+
+
 @contextmanager
 def transfers(shop: Shop) -> Iterator[None]:
     """Two sessions that move amounts from accounts to savings, and roll some back, until the context ends."""
@@ -231,11 +250,31 @@ def test_settings_in_which_members_differ(one: dict[str, Any], other: dict[str, 
         pipeline.build()
 
 
+@pytest.mark.parametrize(
+    ("dsn", "reason"),
+    [
+        ("postgresql://ann:secret@db/shop", "has a password written out"),
+        ("env:", "names no variable"),
+        ("", "is not set"),
+    ],
+)
+def test_a_wrong_dsn_of_any_member(dsn: str, reason: str) -> None:
+    """It is refused once, and is not in the error."""
+    table = PostgresChanges("accounts", dsn=dsn, key="id", value=Account)
+    for source in (table, PostgresMessages("orders", dsn=dsn, value=Placed), PostgresTransactions(dsn=dsn)):
+        pipeline = Pipeline("shop")
+        pipeline.source("member", source).sink("out", KafkaSink("out"))
+        with pytest.raises(GraphError, match=reason) as raised:
+            pipeline.build()
+        assert len(list(source.problems())) == 1
+        assert "secret" not in str(raised.value)
+
+
 def test_a_table_taken_out_of_the_publication_by_hand(shop: Shop) -> None:
     begin(shop)
     shop.read_all()
     shop.sql("ALTER PUBLICATION exactlyonce_shop DROP TABLE savings")
-    with pytest.raises(Halt, match="Source 'savings' cannot go on: the publication was altered"):
+    with pytest.raises(Halt, match="Source 'savings' cannot go on: publication exactlyonce_shop was altered"):
         shop.find()
 
 
@@ -299,6 +338,25 @@ def test_the_ends_of_transactions(shop: Shop) -> None:
     assert [shop.changes.index((("ends",), end)) for end in ends] == [4, 10]
     last = shop.changes[9][1]
     assert (last.lsn, last.timestamp_ms, last.transaction) == (ends[1].lsn, ends[1].timestamp_ms, ends[1].transaction)
+
+
+def test_the_ends_of_transactions_beside_pages(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They begin once all tables are read: until then a row of a page may have the changes. So counts are true."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 2)
+    begin(shop)
+    shop.source = shop.source.with_member("ends", PostgresTransactions(dsn="env:SHOP_DSN"))
+    for table in ("accounts", "savings"):
+        shop.sql(f"INSERT INTO {table} SELECT i, 'ann', 0 FROM generate_series(1, 4) i")
+    until(lambda: shop.poll(1))
+    shop.sql("INSERT INTO savings VALUES (5, 'bob', 0), (6, 'bob', 0)")
+    shop.read_all(1)
+    assert [ids for ids, _ in shop.changes if ids == ("ends",)] == []
+    assert len(shop.changes) == 10
+    shop.end()
+    shop.sql("UPDATE savings SET amount = 1")
+    changed = shop.read_all(4)
+    assert [ids for ids, _ in changed] == [("savings",)] * 6 + [("ends",)]
+    assert changed[6][1].changes == {"savings": 6}
 
 
 def test_an_outbox_alone(shop: Shop) -> None:

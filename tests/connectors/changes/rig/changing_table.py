@@ -20,7 +20,7 @@ from exactlyonce.connectors.postgres.change_stream import read_lsn
 from exactlyonce.connectors.postgres.changes import PostgresSlot, slots_of
 from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.pipeline.changes import Change
-from exactlyonce.pipeline.errors import StoreUnavailable
+from exactlyonce.pipeline.errors import Halt, StoreUnavailable
 from exactlyonce.pipeline.source import PartSource
 from exactlyonce.testing.servers.postgres import PostgresServer
 
@@ -89,6 +89,21 @@ class ChangingTable(ABC):
         self.positions = self.reader.positions()
         self.changes += polled
         return polled
+
+    def halt(self) -> Halt:
+        """The error with which the reader ends, once all that it has read is in a finalized checkpoint."""
+        final: Sequence[SourceOffset] = self.positions
+        for number in range(1_000_000):
+            try:
+                self.poll()
+            except Halt as error:
+                assert [position.cursor for position in final] == [position.cursor for position in self.positions]
+                self.end()
+                return error
+            if number % 50 == 0:
+                final = self.positions
+                self.reader.finalized(final)
+        raise AssertionError("it goes on")
 
     def read_all(self, records_max: int = 1000) -> list[Any]:
         """What has been committed by now, and was not read."""
