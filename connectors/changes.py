@@ -8,28 +8,28 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, TableRead
 from exactlyonce.connectors.splits import SharedDecoder, SourceFinding, SplitDecoder, SplitRange, SplitSource
-from exactlyonce.connectors.tables import Database, DatabaseSource, Key, KeyedRows, columns_of, forms_of
+from exactlyonce.connectors.tables import Database, DatabaseSource, Key, KeyedRows, columns_of
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import Change, KeyForm
 from exactlyonce.pipeline.dead_letters import OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.shape import Form, describe, type_name
+from exactlyonce.pipeline.shape import describe, type_name
 from exactlyonce.pipeline.source import AHEAD, EventTime, PartSource, SharedSource, TimeOf
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeForm
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -56,23 +56,21 @@ class LoggedSource(DatabaseSource[T_co], PartSource[T_co]):
         """The decoder of its own parts."""
         raise NotImplementedError
 
-    def statements(self, user: str) -> Sequence[str]:
-        """Those that let *user* read it, beside the log."""
-        return ()
-
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
             yield "ahead= is about the timestamps of messages of Kafka: leave it out"
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
     """The description of the changes of a table."""
 
     kind: ClassVar[str]
     """The name of its kind in places."""
-    snapshot: Literal["pages", "never"]
-    is_changelog: bool
+    value: TypeForm[T]
+    snapshot: Literal["pages", "never"] = "pages"
+    is_changelog: bool = field(default=False, init=False, repr=False)
 
     @property
     def stamp(self) -> Callable[[Any], Any]:
@@ -86,7 +84,7 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
 
     @property
     def key_type(self) -> Any:
-        return int if self._is_number else str
+        return self._key_form.type
 
     def changelog(self) -> Self:
         """See `Source`; a truncate has no such record."""
@@ -124,20 +122,12 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
     @property
     def key_reader(self) -> Callable[[Sequence[str]], Any]:
         """Makes `Change.key` of the texts of the key's columns."""
-        if len(self.key_columns) > 1:
-            return lambda texts: msgspec.json.encode(texts).decode()
-        if self._is_number:
-            return lambda texts: int(texts[0])
-        return itemgetter(0)
+        return self._key_form.maker
 
     @property
-    def _is_number(self) -> bool:
-        """Whether the key is one column, and its field an int."""
-        fields = [columns_of(self.value).get(column) for column in self.key_columns]
-        return len(fields) == 1 and fields[0] is not None and forms_of(fields[0]) == {Form.INT}
-
-    def statements(self, user: str) -> Sequence[str]:
-        return self.reading_grants(user)
+    def _key_form(self) -> KeyForm:
+        fields = columns_of(self.value)
+        return KeyForm([fields[column].shape if column in fields else None for column in self.key_columns])
 
     def columns_changed(self, id: str, reasons: Sequence[str]) -> Halt:
         """The error of source *id* whose next changes are no records of its type any more."""
@@ -169,9 +159,8 @@ class ChangeLog(Database, SharedSource, SplitSource[Any]):
     A subclass has its `Database`, `kind`, `id`, `shown`, `finder`, `open_split`, `setup`, `drop`, `replicating` and
     `examine`."""
 
-    dsn: str = field(repr=False)
     name: str
-    members: Mapping[str, PartSource[Any]] = field(default_factory=dict)
+    members: Mapping[str, LoggedSource[Any]] = field(default_factory=dict)
     grows: bool = field(default=True, init=False, repr=False)
     kind: ClassVar[str]
 
@@ -190,12 +179,6 @@ class ChangeLog(Database, SharedSource, SplitSource[Any]):
     def repeats(self) -> bool:
         return False
 
-    def is_one_with(self, other: SharedSource) -> bool:
-        return isinstance(other, type(self)) and (other.dsn, other.name) == (self.dsn, self.name)
-
-    def with_member(self, id: str, member: PartSource[Any]) -> Self:
-        return replace(self, members={**self.members, id: member})
-
     @property
     def tables(self) -> list[dict[str, Any]]:
         """The `TableChanges` of each table, by id."""
@@ -211,7 +194,7 @@ class ChangeLog(Database, SharedSource, SplitSource[Any]):
         return " and ".join(dict.fromkeys(member.mark for member in self.members.values()))
 
     def decoder(self) -> SplitDecoder:
-        decoders = {id: member.decoder() for id, member in self.members.items() if isinstance(member, LoggedSource)}
+        decoders = {id: member.decoder() for id, member in self.members.items()}
         return SharedDecoder(self.routes, decoders) if len(decoders) > 1 else next(iter(decoders.values()))
 
     def left(self, position: SourceOffset) -> NoReturn:
@@ -245,8 +228,8 @@ class ChangeLog(Database, SharedSource, SplitSource[Any]):
 
     def grants(self, user: str) -> Grants:
         """See `Source`; those of `setup` are its own."""
-        members = [member for member in self.members.values() if isinstance(member, LoggedSource)]
-        reading = [statement for member in members for statement in member.statements(user)]
+        tables = [next(iter(members.values())) for members in self.tables]
+        reading = [statement for table in tables for statement in table.reading_grants(user)]
         return self.granted_by(dict.fromkeys([*reading, self.replicating(user)]))
 
     def problems(self) -> Iterator[str]:
@@ -266,33 +249,33 @@ def logs_of(graph: LogicalGraph) -> list[ChangeLog]:
     return [node.source for node in graph.sources if isinstance(node.source, ChangeLog)]
 
 
-class Progress(Protocol):
-    """How far the rows of a table were read in pages."""
+class Pages(msgspec.Struct, omit_defaults=True):
+    """How far the rows of a table were read."""
 
-    rows: int
-    """Those that were read."""
+    through: Key | None = None
+    """The key of the last row that was read; None: no row was."""
+    rows: int = 0
+    """The rows that were read."""
 
 
-class TableProgress(Protocol):
+class TableProgress(msgspec.Struct, omit_defaults=True):
     """How far a table was read."""
 
-    @property
-    def pages(self) -> Progress | None:
-        """None: the whole table was read, or none of it is to be."""
+    pages: Pages | None = None
+    """None: the whole table was read, or none of it is to be."""
 
 
 SourceT = TypeVar("SourceT", bound=TableChanges[Any])
-CursorT = TypeVar("CursorT", bound=TableProgress)
 
 
 @dataclass
-class CapturedTable(Generic[SourceT, CursorT]):
+class CapturedTable(Generic[SourceT]):
     """A table of a log, as it is in the server."""
 
     id: str
     """Of its first member, for errors."""
     members: Mapping[str, SourceT]
-    cursor: CursorT
+    cursor: TableProgress
     places: tuple[int, ...] = field(default=(), kw_only=True)
     """Of the key's columns in a row of the stream."""
 
@@ -302,7 +285,7 @@ class CapturedTable(Generic[SourceT, CursorT]):
         self.mark = self.source.mark
 
 
-TableT = TypeVar("TableT", bound=CapturedTable[Any, Any])
+TableT = TypeVar("TableT", bound=CapturedTable[Any])
 
 
 def first_unread(tables: Iterable[TableT]) -> TableT | None:
@@ -312,9 +295,9 @@ def first_unread(tables: Iterable[TableT]) -> TableT | None:
 
 def tables_read(tables: Iterable[TableT], page_rows: int, rows_about: Callable[[TableT], int]) -> Iterator[TableRead]:
     """The *tables* that are read in pages of so many rows; *rows_about* estimates all rows of one."""
-    unread = [table for table in tables if table.cursor.pages is not None]
-    for table in unread:
-        page = max(int(table is unread[0]), -(-table.cursor.pages.rows // page_rows))
+    unread = [(table, pages) for table in tables if (pages := table.cursor.pages) is not None]
+    for place, (table, pages) in enumerate(unread):
+        page = max(int(place == 0), -(-pages.rows // page_rows))
         yield TableRead(table.source.table, page, max(1, page, -(-rows_about(table) // page_rows)))
 
 

@@ -504,8 +504,8 @@ class SplitSource(Source[T_co]):
         if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
             yield "ahead= is about the timestamps of messages of Kafka: leave it out"
 
-    def examine(self, id: str, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
-        """What the server says about the source *id*, whose newest *positions* these are, for `exactlyonce doctor`: its
+    def examine(self, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
+        """What the server says about the source, whose newest *positions* these are, for `exactlyonce doctor`: its
         state as a phrase, which is empty if there is nothing to ask, and what is wrong. Raises `StoreUnavailable` where
         nobody answers, `StoreError` where the server refuses to."""
         return "", ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -257,6 +257,7 @@ class KeyedRows(DatabaseTable, DatabaseSource[T_co]):
     """The description of a source of rows, which have a key."""
 
     table: str
+    _: KW_ONLY
     key: str | tuple[str, ...]
     value: TypeForm[Any]
 
@@ -274,12 +275,13 @@ class KeyedRows(DatabaseTable, DatabaseSource[T_co]):
             yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TableSource(KeyedRows[T_co], SplitSource[T_co]):
     """The description of a table as a source."""
 
-    one_snapshot: bool
-    name: str
+    value: TypeForm[T_co]
+    one_snapshot: bool = False
+    name: str = ""
 
     @property
     def repeats(self) -> bool:

@@ -29,8 +29,8 @@ from pyiceberg.catalog import load_catalog
 
 from exactlyonce import KafkaSink, Pipeline
 from exactlyonce.connectors import PostgresChanges
+from exactlyonce.connectors.changes import logs_of
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.sinks import IcebergSink
 from exactlyonce.testing.servers.postgres import PostgresServer
 
@@ -122,7 +122,7 @@ def compare(servers: str, topic: str, folder: str) -> None:
 def play(servers: str, topic: str, folder: str) -> None:
     """A run that is killed, and one that goes on."""
     execute(*MADE)
-    (slot,) = slots_of(make(topic, folder).build())
+    (slot,) = logs_of(make(topic, folder).build())
     slot.setup()
     try:
         print(f"the first run ends with {run(servers, topic, folder, killed_at='store-committing')}")

@@ -123,7 +123,7 @@ class Builder:
                 Kind.SOURCE, whole.id, (), source=whole, on_error=whole.dead_letters, type=hints.known(whole.type),
                 outputs={id: type_},
             )  # fmt: skip
-        elif isinstance(node.source, SharedSource) and node.source.is_one_with(whole):
+        elif isinstance(node.source, SharedSource) and node.source.dsn == whole.dsn:
             whole = node.source.with_member(id, part)
             outputs = {**node.outputs, id: type_}
             self._nodes[whole.id] = replace(node, source=whole, type=hints.known(whole.type), outputs=outputs)

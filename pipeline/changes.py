@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_origin
 
 import msgspec
 
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.shape import Form, Shape
 
 T = TypeVar("T")
 Unchanged: TypeAlias = msgspec.UnsetType
@@ -24,7 +27,7 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     """"read": the row was there before its changes were captured. "truncate": all rows are gone."""
     key: Any
     """The value of the key's column: an int if its field is one, else text as the database writes it; of several
-    columns, the JSON array of such values as text. None of a truncate."""
+    columns, the JSON array of such values as text: see `KeyForm`. None of a truncate."""
     after: T | None
     """The row as it is now; None of a delete and of a truncate."""
     before: T | None
@@ -51,6 +54,41 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     def record(self) -> Record[T | None]:
         """The row by its key, None once it is deleted. Raises ValueError of a truncate."""
         return Record(self.value, self.key, self.timestamp_ms)
+
+
+class KeyForm:
+    """The form of `Change.key`, by the shapes of the key's fields; None: no field has the column."""
+
+    def __init__(self, shapes: Sequence[Shape | None]) -> None:
+        self._columns = len(shapes)
+        self.is_number = [None if shape is None else shape.without_none.form for shape in shapes] == [Form.INT]
+
+    @property
+    def type(self) -> type[int] | type[str]:
+        return int if self.is_number else str
+
+    @property
+    def maker(self) -> Callable[[Sequence[str]], Any]:
+        """Makes the key of the texts of its columns."""
+        if self._columns > 1:
+            return lambda texts: _encode(texts).decode()
+        return (lambda texts: int(texts[0])) if self.is_number else itemgetter(0)
+
+    def values(self, key: Any) -> list[Any]:
+        """The texts that *key* was made of; of one column, the key. ValueError if it has another number of columns."""
+        if self._columns == 1:
+            return [key]
+        try:
+            texts = _decode_texts(key)
+        except (msgspec.DecodeError, TypeError):
+            texts = []
+        if len(texts) != self._columns:
+            raise ValueError(f"key= has {self._columns} columns, and the change is of the key {key!r:.60}")
+        return texts
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
 
 
 def holds_changes(type_: Any) -> bool:

@@ -20,7 +20,7 @@ import fastavro
 import msgspec
 
 from exactlyonce.pipeline.avro import AvroCodec, encoded
-from exactlyonce.pipeline.changes import UNCHANGED, Change, Op
+from exactlyonce.pipeline.changes import UNCHANGED, Change, KeyForm, Op
 from exactlyonce.pipeline.codec import Codec, Ignored, require_finite
 from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
 from exactlyonce.pipeline.shape import SCALARS, Field, Form, Shape, UnsupportedType, describe, shape_of, type_name
@@ -133,7 +133,7 @@ class DebeziumCodec(SchemaCodec[Change[T]]):
     @property
     def key_type(self) -> Any:
         """The type of `Change.key`."""
-        return int if self._rows.has_int_key else str
+        return self._rows.key_form.type
 
     def key_of(self, change: Change[T]) -> dict[str, Any] | None:
         """The key of a message, by column, for `key_codec`; None of a truncate."""
@@ -258,7 +258,8 @@ class _Rows(Generic[T]):
                     f"UUID, date or an enumeration"
                 )
         self.key_gets = [field.get for field in self.key_fields.values()]
-        self.has_int_key = [field.shape.without_none.form for field in self.key_fields.values()] == [Form.INT]
+        self.key_form = KeyForm([field.shape for field in self.key_fields.values()])
+        self._key = self.key_form.maker
 
     def readers(self, columns: _Columns | None) -> dict[str, _Reader | None]:
         """The reader of each field's value; None: the type takes it as it is. *columns* None: without a schema."""
@@ -271,16 +272,15 @@ class _Rows(Generic[T]):
         """`Change.key` of the values of the key's columns."""
         if None in values:
             raise ValueError(f"{' and '.join(self.key_fields)} of its key: {values!r:.100}, one of which is null")
-        if self.has_int_key:
+        if self.key_form.is_number:
             if type(values[0]) is not int:
                 raise ValueError(f"{next(iter(self.key_fields))} of its key is {values[0]!r:.100}, and no int")
             return values[0]
-        texts = [str(value.value if isinstance(value, Enum) else value) for value in values]
-        return texts[0] if len(texts) == 1 else msgspec.json.encode(texts).decode()
+        return self._key([str(value.value if isinstance(value, Enum) else value) for value in values])
 
     def key_values(self, key: Any) -> dict[str, Any]:
         """The values of the key's columns by `Change.key`."""
-        texts = [key] if len(self.key_fields) == 1 else msgspec.json.decode(key)
+        texts = self.key_form.values(key)
         shapes = {name: field.shape.without_none for name, field in self.key_fields.items()}
         return {name: _key_value(shape, text) for (name, shape), text in zip(shapes.items(), texts, strict=True)}
 
@@ -323,7 +323,9 @@ def _change_reader(
     """*row_of* reads `after`; None: it is a row. *was_of* reads `before`; None: it is left out. *key_values* gives the
     values of the key's columns in `before`."""
     key_of, gets = rows.key_of, rows.key_gets
-    get_int = gets[0] if rows.has_int_key and not any(f.shape.nullable for f in rows.key_fields.values()) else None
+    get_int = (
+        gets[0] if rows.key_form.is_number and not any(f.shape.nullable for f in rows.key_fields.values()) else None
+    )
 
     def change_of(envelope: _Envelope[Any, Any]) -> Change[T]:
         op, source, before = _OPS.get(envelope.op), envelope.source, envelope.before

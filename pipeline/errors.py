@@ -52,7 +52,6 @@ Every message says what happened, whose fault it is, and what to do. All errors 
 from __future__ import annotations
 
 import re
-from asyncio import CancelledError
 from collections.abc import Mapping, Sized
 
 INTERRUPTED = 128 + 2
@@ -216,9 +215,15 @@ class InvariantViolation(ExactlyOnceError):
     exit_code = 70
 
 
-USERS_ERRORS = (Exception, SystemExit, CancelledError)
-"""The exceptions of the user's code on a record: also of sys.exit(), which would end a worker silently, and of a
-cancelled task of asyncio, which is no `Exception`. An interrupt is not among them."""
+def users_errors() -> tuple[type[BaseException], ...]:
+    """The exceptions of the user's code on a record: also of sys.exit(), which would end a worker silently, and of a
+    cancelled task of asyncio, which is no `Exception`. An interrupt is not among them.
+
+    For an except clause, which calls it once something is raised: the help of the command loads no asyncio.
+    """
+    from asyncio import CancelledError
+
+    return (Exception, SystemExit, CancelledError)
 
 
 class UsersTraceback(Exception):

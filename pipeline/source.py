@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
@@ -16,6 +16,9 @@ from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN, members, union, without_none
 from exactlyonce.pipeline.location import caller, location
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -250,21 +253,23 @@ Routed: TypeAlias = tuple[tuple[str, ...], Any]
 with a record for each. A plain tuple is made faster."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SharedSource(Source[Any]):
     """A source that is read once for all its members. It gives `Routed` if it has several."""
 
-    id: str
-    """The id of its node."""
-    members: Mapping[str, PartSource[Any]] = {}
+    dsn: str = field(repr=False)
+    """The place of its database's connection string: two with one id read the same only if they have it in common."""
+    members: Mapping[str, PartSource[Any]] = field(default_factory=dict)
     """By the id that the user gave."""
 
+    @property
     @abstractmethod
-    def with_member(self, id: str, member: PartSource[Any]) -> SharedSource:
-        """The same source with another member."""
+    def id(self) -> str:
+        """The id of its node."""
 
-    @abstractmethod
-    def is_one_with(self, other: SharedSource) -> bool:
-        """Whether *other*, of the same id, reads the same."""
+    def with_member(self, id: str, member: PartSource[Any]) -> Self:
+        """The same source with another member."""
+        return replace(self, members={**self.members, id: member})
 
     @property
     def type(self) -> Any:

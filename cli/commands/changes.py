@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
+from exactlyonce.cli.arguments import Parser, add_action, add_pipeline, loaded, set_command
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,13 +36,12 @@ The command shows the statements, and asks.
 """
 
 
-def add(commands: Commands) -> None:
-    summary = "set up the capture of a table's changes"
-    parser = add_command(commands, "changes", "setup|drop MODULE:PIPELINE [options]", summary, _EXAMPLES, set_up)
+def add(parser: Parser) -> None:
+    set_command(parser, "setup|drop MODULE:PIPELINE [options]", _EXAMPLES, set_up)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     usage = "MODULE:PIPELINE [options]"
-    setting_up = add_command(actions, "setup", usage, "make publications and slots", _SETUP, set_up)
-    dropping = add_command(actions, "drop", usage, "remove them", _DROP, drop)
+    setting_up = add_action(actions, "setup", usage, "make publications and slots", _SETUP, set_up)
+    dropping = add_action(actions, "drop", usage, "remove them", _DROP, drop)
     for action in (setting_up, dropping):
         add_pipeline(action)
         action.add_argument("--dry-run", action="store_true", help="only print the statements")

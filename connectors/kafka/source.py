@@ -28,7 +28,7 @@ from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.codec import Codec, Ignored, codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.debezium import DebeziumCodec
-from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
+from exactlyonce.pipeline.errors import ConfigError, GraphError, users_errors
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import name_problem, shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
@@ -495,7 +495,7 @@ class KafkaDecoder:
     def _decodes(self, value: bytes | None) -> bool:
         try:
             self._decode_value(value)
-        except USERS_ERRORS:
+        except users_errors():
             return False
         return True
 

@@ -14,6 +14,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import IntEnum
 from typing import NamedTuple
 
 import pymysql
@@ -34,14 +35,52 @@ _PACKET_BYTES_MAX = 0xFFFFFF
 _HEADER = struct.Struct("<IBIIIH")
 """Of an event: seconds, kind, server id, length, end in its file, flags."""
 _GTID = struct.Struct("<QIB")
-_QUERY, _ROTATE, _FORMAT, _XID, _LOAD, _TABLE_MAP, _INCIDENT = 2, 4, 15, 16, 18, 19, 26
-_GTID_EVENT, _XA_PREPARED, _QUERY_COMPRESSED = 162, 38, 165
-_ROWS: dict[int, tuple[Op, bool]] = {
-    23: ("insert", False), 24: ("update", False), 25: ("delete", False),
-    166: ("insert", True), 167: ("update", True), 168: ("delete", True),
+
+
+class Event(IntEnum):
+    """A kind of events, by MySQL's name."""
+
+    QUERY = 2
+    STOP = 3
+    ROTATE = 4
+    INTVAR = 5
+    RAND = 13
+    USER_VAR = 14
+    FORMAT_DESCRIPTION = 15
+    XID = 16
+    BEGIN_LOAD_QUERY = 17
+    EXECUTE_LOAD_QUERY = 18
+    TABLE_MAP = 19
+    WRITE_ROWS_V1 = 23
+    UPDATE_ROWS_V1 = 24
+    DELETE_ROWS_V1 = 25
+    INCIDENT = 26
+    HEARTBEAT = 27
+    IGNORABLE = 28
+    ROWS_QUERY = 29
+    XA_PREPARE = 38
+    ANNOTATE_ROWS = 160
+    """From here on they are MariaDB's own."""
+    BINLOG_CHECKPOINT = 161
+    GTID = 162
+    GTID_LIST = 163
+    START_ENCRYPTION = 164
+    QUERY_COMPRESSED = 165
+    WRITE_ROWS_COMPRESSED_V1 = 166
+    UPDATE_ROWS_COMPRESSED_V1 = 167
+    DELETE_ROWS_COMPRESSED_V1 = 168
+
+
+_ROWS: Mapping[int, tuple[Op, bool]] = {
+    Event.WRITE_ROWS_V1: ("insert", False), Event.WRITE_ROWS_COMPRESSED_V1: ("insert", True),
+    Event.UPDATE_ROWS_V1: ("update", False), Event.UPDATE_ROWS_COMPRESSED_V1: ("update", True),
+    Event.DELETE_ROWS_V1: ("delete", False), Event.DELETE_ROWS_COMPRESSED_V1: ("delete", True),
 }  # fmt: skip
-"""By kind of an event: the operation, and whether its rows are compressed."""
-_WITHOUT_ROWS = frozenset((3, 5, 13, 14, 17, 27, 28, 29, 160, 161, 163, 164))
+"""The operation, and whether its rows are compressed."""
+_WITHOUT_ROWS: frozenset[int] = frozenset((
+    Event.STOP, Event.INTVAR, Event.RAND, Event.USER_VAR, Event.BEGIN_LOAD_QUERY, Event.HEARTBEAT, Event.IGNORABLE,
+    Event.ROWS_QUERY, Event.ANNOTATE_ROWS, Event.BINLOG_CHECKPOINT, Event.GTID_LIST, Event.START_ENCRYPTION,
+))  # fmt: skip
 """Ends of files, values for the statement that follows, heartbeats, notes."""
 _STANDALONE, _PREPARES_XA, _COMPLETES_XA = 1, 64, 128
 """Flags of a GTID event."""
@@ -152,8 +191,10 @@ class BinlogStream:
         self._id, self._tables = id, frozenset(tables)
         self._session = session = MySQLSession(address)
         self.gtids = dict(gtids)
-        self.inside = self.is_replaced = False
-        """Whether a transaction has begun; whether another reader has ended this one."""
+        self.inside = False
+        """Whether a transaction has begun."""
+        self.is_replaced = False
+        """Whether another reader has ended this one."""
         self.place: Place | None = None
         """The end of the last transaction; None: none has ended yet."""
         self._standalone = False
@@ -265,30 +306,30 @@ class BinlogStream:
 
     def _read(self, event: bytes) -> Iterator[Message]:
         seconds, kind, server, _, file_end, _ = _HEADER.unpack_from(event)
-        if kind == _FORMAT:
+        if kind == Event.FORMAT_DESCRIPTION:
             self._has_checksums = event[-5] == 1
             if self.inside:
                 self.inside = False
                 yield Torn(self._begin)
-        elif kind == _ROTATE:  # may come before it is known whether it has a checksum
+        elif kind == Event.ROTATE:  # may come before it is known whether it has a checksum
             name = re.match(rb"[^\0]*?\.\d{6,}", self._checked(event, guess=True)[_HEADER.size + 8 :])
             assert name is not None
             self._file = number_of_file(name[0].decode())
         elif kind in _WITHOUT_ROWS:
             return
-        elif kind == _GTID_EVENT:
+        elif kind == Event.GTID:
             self._begun(server, seconds, self._checked(event))
-        elif kind == _TABLE_MAP:
+        elif kind == Event.TABLE_MAP:
             yield from self._map(self._checked(event)[_HEADER.size :])
         elif kind in _ROWS:
             yield from self._rows(kind, self._checked(event)[_HEADER.size :])
-        elif kind in (_QUERY, _QUERY_COMPRESSED):
-            yield from self._statement(self._checked(event)[_HEADER.size :], kind == _QUERY_COMPRESSED, file_end)
-        elif kind in (_XID, _XA_PREPARED):
+        elif kind in (Event.QUERY, Event.QUERY_COMPRESSED):
+            yield from self._statement(self._checked(event)[_HEADER.size :], kind == Event.QUERY_COMPRESSED, file_end)
+        elif kind in (Event.XID, Event.XA_PREPARE):
             yield self._ended(file_end)
-        elif kind == _LOAD:
+        elif kind == Event.EXECUTE_LOAD_QUERY:
             yield Statement("LOAD DATA", "", self._begin)
-        elif kind == _INCIDENT:
+        elif kind == Event.INCIDENT:
             raise lost(self._id, "cannot go on: the server has noted an incident, after which changes may be missing")
         else:
             raise lost(self._id, f"cannot go on: the binlog has an event of kind {kind}, which is not known here")

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -45,26 +46,67 @@ class Relation(NamedTuple):
     columns: tuple[Column, ...]
 
 
-_INTEGERS = {1: ("tinyint", "b"), 2: ("smallint", "h"), 3: ("int", "i"), 8: ("bigint", "q")}
-_INT24, _FLOAT, _DOUBLE, _YEAR, _BIT, _DECIMAL, _ENUM, _SET, _STRING = 9, 4, 5, 13, 16, 246, 247, 248, 254
-_DATE, _TIMESTAMP, _DATETIME, _TIME, _VARCHAR, _BLOB = 10, 17, 18, 19, 15, 252
-_BASES = {
-    **{code: name for code, (name, _) in _INTEGERS.items()},
-    _INT24: "mediumint", _FLOAT: "float", _DOUBLE: "double", _YEAR: "year", _BIT: "bit", _DECIMAL: "decimal",
-    _ENUM: "enum", _SET: "set", _DATE: "date", _TIMESTAMP: "timestamp", _DATETIME: "datetime", _TIME: "time",
+class Code(IntEnum):
+    """A type of a column, by MySQL's name: its `enum_field_types`."""
+
+    TINY = 1
+    SHORT = 2
+    LONG = 3
+    FLOAT = 4
+    DOUBLE = 5
+    LONGLONG = 8
+    INT24 = 9
+    DATE = 10
+    YEAR = 13
+    VARCHAR = 15
+    BIT = 16
+    TIMESTAMP2 = 17
+    DATETIME2 = 18
+    TIME2 = 19
+    BLOB_COMPRESSED = 140
+    """MariaDB's own, as the next."""
+    VARCHAR_COMPRESSED = 141
+    NEWDECIMAL = 246
+    ENUM = 247
+    SET = 248
+    BLOB = 252
+    STRING = 254
+    GEOMETRY = 255
+
+
+class Metadata(IntEnum):
+    """A field of the description that binlog_row_metadata=FULL adds, by MySQL's name."""
+
+    SIGNEDNESS = 1
+    DEFAULT_CHARSET = 2
+    COLUMN_CHARSET = 3
+    COLUMN_NAME = 4
+    SET_STR_VALUE = 5
+    ENUM_STR_VALUE = 6
+    ENUM_AND_SET_DEFAULT_CHARSET = 10
+    ENUM_AND_SET_COLUMN_CHARSET = 11
+
+
+_INTEGERS: Mapping[int, tuple[str, str]] = {
+    Code.TINY: ("tinyint", "b"), Code.SHORT: ("smallint", "h"), Code.LONG: ("int", "i"), Code.LONGLONG: ("bigint", "q"),
 }  # fmt: skip
-_TEXTS = {_STRING: ("char", "binary"), _VARCHAR: ("varchar", "varbinary"), _BLOB: ("text", "blob")}
+_BASES: Mapping[int, str] = {
+    **{code: name for code, (name, _) in _INTEGERS.items()},
+    Code.INT24: "mediumint", Code.FLOAT: "float", Code.DOUBLE: "double", Code.YEAR: "year", Code.BIT: "bit",
+    Code.NEWDECIMAL: "decimal", Code.ENUM: "enum", Code.SET: "set", Code.DATE: "date", Code.TIMESTAMP2: "timestamp",
+    Code.DATETIME2: "datetime", Code.TIME2: "time",
+}  # fmt: skip
+_TEXTS: Mapping[int, tuple[str, str]] = {
+    Code.STRING: ("char", "binary"), Code.VARCHAR: ("varchar", "varbinary"), Code.BLOB: ("text", "blob"),
+}  # fmt: skip
 """By code: the names with and without a character set."""
-_GEOMETRY, _COMPRESSED_BLOB, _COMPRESSED_VARCHAR = 255, 140, 141
-_WITH_CHARSET = frozenset((*_TEXTS, _GEOMETRY, _COMPRESSED_BLOB, _COMPRESSED_VARCHAR))
-_META_BYTES = {
-    **dict.fromkeys((_FLOAT, _DOUBLE, _BLOB, _COMPRESSED_BLOB, _GEOMETRY, _TIMESTAMP, _DATETIME, _TIME), 1),
-    **dict.fromkeys((_VARCHAR, _COMPRESSED_VARCHAR, _BIT, _DECIMAL, _STRING, _ENUM, _SET), 2),
+_WITH_CHARSET = frozenset((*_TEXTS, Code.GEOMETRY, Code.BLOB_COMPRESSED, Code.VARCHAR_COMPRESSED))
+_META_BYTES: Mapping[int, int] = {
+    **dict.fromkeys((Code.FLOAT, Code.DOUBLE, Code.BLOB, Code.BLOB_COMPRESSED, Code.GEOMETRY), 1),
+    **dict.fromkeys((Code.TIMESTAMP2, Code.DATETIME2, Code.TIME2), 1),
+    **dict.fromkeys((Code.VARCHAR, Code.VARCHAR_COMPRESSED, Code.BIT, Code.NEWDECIMAL), 2),
+    **dict.fromkeys((Code.STRING, Code.ENUM, Code.SET), 2),
 }
-_SIGNS, _CHARSET, _CHARSETS, _NAMES, _SET_MEMBERS, _ENUM_MEMBERS, _MEMBERS_CHARSET, _MEMBERS_CHARSETS = (
-    1, 2, 3, 4, 5, 6, 10, 11
-)  # fmt: skip
-"""Fields of the description that binlog_row_metadata=FULL adds."""
 
 
 def counted(data: bytes, at: int) -> tuple[int, int]:
@@ -104,19 +146,21 @@ def relation_of(table: tuple[str, str], body: bytes, charsets: Mapping[int, str]
         field = body[at]
         length, at = counted(body, at + 1)
         fields[field] = body[at : (at := at + length)]
-    if _NAMES not in fields:
+    if Metadata.COLUMN_NAME not in fields:
         raise ConfigError(
             f"The changes of {'.'.join(table)} are in the binlog without the names of columns: "
             f"SET GLOBAL binlog_row_metadata = FULL"
         )
-    names, _ = _strings(fields[_NAMES], 0, count)
+    names, _ = _strings(fields[Metadata.COLUMN_NAME], 0, count)
     numeric = [place for place, code in enumerate(codes) if code in _NUMERIC]
-    signs = fields.get(_SIGNS, b"")
+    signs = fields.get(Metadata.SIGNEDNESS, b"")
     unsigned = {place for bit, place in enumerate(numeric) if signs[bit // 8] & (0x80 >> bit % 8)}
     texts = [place for place, code in enumerate(codes) if code in _WITH_CHARSET]
-    listed = [place for place, code in enumerate(codes) if code in (_ENUM, _SET)]
-    collations = _collations(fields, _CHARSET, _CHARSETS, texts)
-    collations |= _collations(fields, _MEMBERS_CHARSET, _MEMBERS_CHARSETS, listed)
+    listed = [place for place, code in enumerate(codes) if code in (Code.ENUM, Code.SET)]
+    collations = _collations(fields, Metadata.DEFAULT_CHARSET, Metadata.COLUMN_CHARSET, texts)
+    collations |= _collations(
+        fields, Metadata.ENUM_AND_SET_DEFAULT_CHARSET, Metadata.ENUM_AND_SET_COLUMN_CHARSET, listed
+    )
     members = _members(fields, codes)
     columns = []
     for place, code in enumerate(codes):
@@ -132,7 +176,7 @@ def relation_of(table: tuple[str, str], body: bytes, charsets: Mapping[int, str]
     return Relation(table, tuple(columns))
 
 
-_NUMERIC = frozenset((*_INTEGERS, _INT24, _FLOAT, _DOUBLE, _YEAR, _DECIMAL))
+_NUMERIC = frozenset((*_INTEGERS, Code.INT24, Code.FLOAT, Code.DOUBLE, Code.YEAR, Code.NEWDECIMAL))
 
 
 def _metas(codes: list[int], data: bytes) -> tuple[list[int], list[int]]:
@@ -142,12 +186,12 @@ def _metas(codes: list[int], data: bytes) -> tuple[list[int], list[int]]:
         width = _META_BYTES.get(code, 0)
         first, second = data[at] if width else 0, data[at + 1] if width > 1 else 0
         at += width
-        if code == _STRING and first in (_ENUM, _SET):
+        if code == Code.STRING and first in (Code.ENUM, Code.SET):
             codes[place] = first
             metas.append(second)
-        elif code == _STRING:  # the upper bits of a length above 255 are in the type
+        elif code == Code.STRING:  # the upper bits of a length above 255 are in the type
             metas.append(second | ((first & 0x30) ^ 0x30) << 4)
-        elif code in (_DECIMAL, _BIT):
+        elif code in (Code.NEWDECIMAL, Code.BIT):
             metas.append(first << 8 | second)
         else:
             metas.append(first | second << 8)
@@ -166,7 +210,7 @@ def _collations(fields: Mapping[int, bytes], default: int, all_: int, places: Se
 
 def _members(fields: Mapping[int, bytes], codes: Sequence[int]) -> dict[int, list[bytes]]:
     members: dict[int, list[bytes]] = {}
-    for code, field in ((_SET, _SET_MEMBERS), (_ENUM, _ENUM_MEMBERS)):
+    for code, field in ((Code.SET, Metadata.SET_STR_VALUE), (Code.ENUM, Metadata.ENUM_STR_VALUE)):
         at = 0
         for place in (place for place, other in enumerate(codes) if other == code):
             count, at = counted(fields[field], at)
@@ -202,33 +246,33 @@ def _reader(column: Column, table: tuple[str, str]) -> Reads:
         form = _INTEGERS[code][1]
         return _fixed(form.upper() if column.is_unsigned else form)
     match code:
-        case 9:
+        case Code.INT24:
             return _whole(3, lambda data: int.from_bytes(data, "little", signed=not column.is_unsigned))
-        case 4:
+        case Code.FLOAT:
             return _fixed("f")
-        case 5:
+        case Code.DOUBLE:
             return _fixed("d")
-        case 13:
+        case Code.YEAR:
             return _whole(1, lambda data: data[0] + 1900 if data[0] else 0)
-        case 16:
+        case Code.BIT:
             return _whole((meta & 0xFF) + (1 if meta >> 8 else 0), bytes)
-        case 246:
+        case Code.NEWDECIMAL:
             return _decimal(meta >> 8, meta & 0xFF)
-        case 247:
+        case Code.ENUM:
             return _whole(meta, lambda data: ("", *column.members)[int.from_bytes(data, "little")])
-        case 248:
+        case Code.SET:
             return _whole(meta, lambda data: _set(int.from_bytes(data, "little"), column.members))
-        case 10:
+        case Code.DATE:
             return _whole(3, _date)
-        case 17:
+        case Code.TIMESTAMP2:
             return _whole(4 + (meta + 1) // 2, _timestamp)
-        case 18:
+        case Code.DATETIME2:
             return _whole(5 + (meta + 1) // 2, _datetime)
-        case 19:
+        case Code.TIME2:
             return _whole(3 + (meta + 1) // 2, _time)
-        case 254 | 15:
-            return _text(2 if meta > 255 else 1, column, meta if code == _STRING else 0)
-        case 252 | 255:
+        case Code.STRING | Code.VARCHAR:
+            return _text(2 if meta > 255 else 1, column, meta if code == Code.STRING else 0)
+        case Code.BLOB | Code.GEOMETRY:
             return _text(meta, column, 0)
     raise ConfigError(
         f"Column {column.name!r} of {'.'.join(table)} is of a type that the binlog does not tell, {code}: times of "

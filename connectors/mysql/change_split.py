@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -22,7 +22,9 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import (
     CapturedTable,
+    Pages,
     Part,
+    TableProgress,
     finding_of,
     first_unread,
     not_captured,
@@ -50,8 +52,8 @@ from exactlyonce.connectors.mysql.binlog import (
 from exactlyonce.connectors.mysql.binlog_rows import CODECS, Column, Relation
 from exactlyonce.connectors.mysql.change_values import key_texts, relation_problems
 from exactlyonce.connectors.mysql.changes import MySQLBinlog, MySQLChanges
-from exactlyonce.connectors.mysql.session import MySQLSession, quoted
-from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, KeyColumn, MySQLTableRows, found_table
+from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
+from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, MySQLTableRows, TableInServer, found_table
 from exactlyonce.connectors.source import LogRead
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.connectors.tables import Key, columns_of
@@ -66,26 +68,17 @@ JUDGED_MAX = 1_000
 """The changes that are fetched at once while there are pages, for most of which there may be no use."""
 HELD_MAX = 50_000
 """The changes of a transaction that are held until its end is there."""
+TAKEN_MAX = 10_000
+"""The messages that are taken at once, most of which may be skipped: the worker has other work as well."""
 SHORT_S = 24 * 3600
 """The age that binlogs should reach before the server removes them."""
 COMPARED_MAX = 500
 """The keys that one statement compares."""
 
 
-class Pages(msgspec.Struct, omit_defaults=True):
-    """How far a table was read."""
+class TableCursor(TableProgress, omit_defaults=True):
+    """How far one table of a binlog was read."""
 
-    through: Key | None = None
-    """The key of the last row that was read; None: no row was."""
-    rows: int = 0
-    """The rows that were read."""
-
-
-class TableCursor(msgspec.Struct, omit_defaults=True):
-    """How far one table was read."""
-
-    pages: Pages | None = None
-    """None: the whole table was read, or none of it is to be."""
     index: int = 0
     """The changes of the transaction at hand that were returned, or left to a page."""
 
@@ -103,11 +96,12 @@ class Cursor(msgspec.Struct, omit_defaults=True):
 
 
 @dataclass
-class BinlogTable(CapturedTable[MySQLChanges[Any], TableCursor]):
+class BinlogTable(CapturedTable[MySQLChanges[Any]]):
     """A table of the binlog."""
 
+    cursor: TableCursor
     name: Table
-    key: tuple[KeyColumn, ...] = ()
+    there: TableInServer
     skip: int = 0
     """The changes of the transaction at hand that were done with before the stream began."""
     relation: Relation = field(default=Relation(("", ""), ()))
@@ -133,17 +127,17 @@ class Identity(msgspec.Struct, frozen=True):
 class BinlogFinder:
     """The `SplitFinder` of a binlog, which is one split."""
 
-    def __init__(self, source_id: str, binlog: MySQLBinlog) -> None:
-        self._id, self._binlog = source_id, binlog
+    def __init__(self, binlog: MySQLBinlog) -> None:
+        self._binlog = binlog
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         """See `SplitFinder`. Raises ConfigError where the changes cannot be captured."""
-        binlog, id = self._binlog, self._id
+        binlog = self._binlog
         if known:
             return []
         cursor = require_capturable(binlog)
         identity = msgspec.json.encode(Identity(binlog.address().database)).decode()
-        return [SourceOffset(id, binlog.place, identity, 0, 0, cursor=msgspec.json.encode(cursor).decode())]
+        return [SourceOffset(binlog.id, binlog.place, identity, 0, 0, cursor=msgspec.json.encode(cursor).decode())]
 
     def close(self) -> None:
         """Nothing is connected."""
@@ -177,7 +171,7 @@ class OpenBinlog(OpenSplit):
         self._began_again: str | None = None
         """The position at which the stream was last begun again after a fault."""
         try:
-            require_server(self._session, binlog, self._id)
+            require_server(self._session, binlog)
             database = self._session.address.database
             if msgspec.json.decode(position.identity, type=Identity).database != database:
                 raise lost(self._id, f"goes on in another database: the dsn names {database!r} now")
@@ -266,9 +260,10 @@ class OpenBinlog(OpenSplit):
             raise self._failed
         unread = first_unread(self._tables.values()) is not None
         count, count_max = 0, max(records_max, JUDGED_MAX) if unread else records_max
-        held = self._held
+        held, taken = self._held, 0
         try:
             for messages in stream.messages():
+                taken += len(messages)
                 for message in messages:
                     if isinstance(message, Torn):
                         self._undo(message)
@@ -276,7 +271,8 @@ class OpenBinlog(OpenSplit):
                         held.append(part)
                         count += 1
                 is_due = unread and not stream.inside and (self._page is None or self._is_past(self._page))
-                if is_due or (count >= count_max and (not stream.inside or len(held) > HELD_MAX)):
+                is_full = count >= count_max and (not stream.inside or len(held) > HELD_MAX)
+                if is_due or is_full or taken >= TAKEN_MAX:
                     break
         except (Halt, ConfigError) as error:
             self._failed = error
@@ -397,7 +393,7 @@ class OpenBinlog(OpenSplit):
         """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
         if bound is None:
             return [False] * len(parts)
-        row = f"({', '.join(column.compared for column in table.key)})"
+        row = f"({', '.join(column.compared for column in table.there.key)})"
         at_most: list[bool] = []
         for at in range(0, len(parts), COMPARED_MAX):
             chunk = parts[at : at + COMPARED_MAX]
@@ -432,8 +428,8 @@ class OpenBinlog(OpenSplit):
             if not is_seen:
                 self._page_s = now_s + ASK_S
                 return None
-            table.key, types = found_table(session, table.source, table.id)  # its columns may be others by now
-            rows = MySQLTableRows(session, table.source, table.key, types)
+            table.there = there = found_table(session, table.source, table.id)  # its columns may be others by now
+            rows, types = MySQLTableRows(session, table.source, there), there.types
             cells = rows.cells(pages.through, None, PAGE_ROWS)
         finally:
             session.ask("ROLLBACK")
@@ -479,9 +475,6 @@ class OpenBinlog(OpenSplit):
             self._end = read_gtids(end)
         return self._end is not None and covers(self._gtids, self._end) and first_unread(self._tables.values()) is None
 
-    def buffered(self) -> int:
-        return len(self._ready) + (0 if self._page is None else len(self._page.rows))
-
     def log(self) -> LogRead:
         """The lag is at most the time since all was read, and no more than the age of the last commit."""
         tables = list(tables_read(self._tables.values(), PAGE_ROWS, self._rows_about))
@@ -503,9 +496,7 @@ class OpenBinlog(OpenSplit):
     def _rows_about(self, table: BinlogTable) -> int:
         """The server's estimate of the table's rows; 0: it does not answer."""
         try:
-            rows = self._session.ask(
-                f"SELECT table_rows FROM information_schema.tables {_OF_TABLE}", table.source.table
-            )
+            rows = self._session.ask(f"SELECT table_rows FROM information_schema.tables {OF_TABLE}", table.source.table)
         except (StoreError, StoreUnavailable):
             return 0
         return int(rows[0][0] or 0) if rows else 0
@@ -537,32 +528,32 @@ def _keyed(table: BinlogTable, change: RowChange) -> Iterator[Part]:
 # --- what is required -------------------------------------------------------------------------------------------------
 
 
-def require_server(session: MySQLSession, binlog: MySQLBinlog, id: str) -> None:
+def require_server(session: MySQLSession, binlog: MySQLBinlog) -> None:
     """Raise ConfigError unless the binlog of the server tells all changes."""
     if wrong := list(_server_problems(session)):
-        raise ConfigError(f"Source {id!r} cannot capture the changes of {binlog.contents}: {'; '.join(wrong)}.")
+        raise ConfigError(f"Source {binlog.id!r} cannot capture the changes of {binlog.contents}: {'; '.join(wrong)}.")
 
 
 def require_capturable(binlog: MySQLBinlog) -> Cursor:
     """The position at the end of the binlog. Raises ConfigError or StoreError unless its changes can be captured."""
     with closing(MySQLSession(binlog.address, ANSWER_S)) as session:
-        require_server(session, binlog, binlog.id)
+        require_server(session, binlog)
         ((gtids,),) = session.ask("SELECT @@gtid_binlog_pos")
         cursor = Cursor(gtids)
         cursor.tables = {table.source.table: table.cursor for table in captured(session, binlog, cursor)}
-    require_position(binlog, binlog.id, gtids)
+    require_position(binlog, gtids)
     return cursor
 
 
-def require_position(binlog: MySQLBinlog, id: str, gtids: str) -> None:
+def require_position(binlog: MySQLBinlog, gtids: str) -> None:
     """Raise StoreError where the user may not read the binlog, Halt where it does not go on after *gtids*. A reader
     that is at work goes on."""
     another = replace(binlog, name=f"{binlog.name}, looked at")
-    with closing(BinlogStream(id, binlog.address, another.server_id, read_gtids(gtids), ())) as stream:
+    with closing(BinlogStream(binlog.id, binlog.address, another.server_id, read_gtids(gtids), ())) as stream:
         stream.require_begun()
 
 
-def examine(binlog: MySQLBinlog, id: str, positions: Sequence[SourceOffset]) -> tuple[str, list[SourceFinding]]:
+def examine(binlog: MySQLBinlog, positions: Sequence[SourceOffset]) -> tuple[str, list[SourceFinding]]:
     """See `SplitSource.examine`."""
     findings, cursor = list[SourceFinding](), Cursor("")
     if positions:
@@ -574,7 +565,7 @@ def examine(binlog: MySQLBinlog, id: str, positions: Sequence[SourceOffset]) -> 
             return f"binlog for reader {binlog.name}: not readable", findings
         try:
             captured(session, binlog, cursor)
-            require_position(binlog, id, cursor.gtids or session.ask("SELECT @@gtid_binlog_pos")[0][0])
+            require_position(binlog, cursor.gtids or session.ask("SELECT @@gtid_binlog_pos")[0][0])
         except (ConfigError, Halt) as error:
             findings.append(finding_of(error))
         sizes = [int(size) for _, size, *_ in session.ask("SHOW BINARY LOGS")]
@@ -624,26 +615,20 @@ def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list
     tables = []
     for members in binlog.tables:
         id, source = next(iter(members.items()))
-        key, types = found_table(session, source, id)
-        if wrong := [reason for member in members.values() for reason in _table_problems(session, member, types)]:
+        there = found_table(session, source, id)
+        if wrong := [reason for member in members.values() for reason in _table_problems(session, member, there)]:
             reasons = "; ".join(dict.fromkeys(wrong))
             raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {reasons}.")
-        (name,) = session.ask(
-            f"SELECT table_schema, table_name FROM information_schema.tables {_OF_TABLE}", source.table
-        )
         known = cursor.tables.get(source.table) or TableCursor(Pages() if source.snapshot == "pages" else None)
-        tables.append(BinlogTable(id, members, known, name, key))
+        tables.append(BinlogTable(id, members, known, (there.schema, there.name), there))
     return tables
 
 
-def _table_problems(session: MySQLSession, source: MySQLChanges[Any], types: Mapping[str, str]) -> Iterator[str]:
+def _table_problems(session: MySQLSession, source: MySQLChanges[Any], table: TableInServer) -> Iterator[str]:
     """The reasons why the binlog does not tell all changes of the table."""
-    ((kind, options),) = session.ask(
-        f"SELECT table_type, create_options FROM information_schema.tables {_OF_TABLE}", source.table
-    )
-    if kind != "BASE TABLE":
-        yield f"it is a {kind}, and only plain tables are captured"
-    if "partitioned" in options:
+    if table.kind != "BASE TABLE":
+        yield f"it is a {table.kind}, and only plain tables are captured"
+    if "partitioned" in table.options:
         yield "it is partitioned, and a partition goes without a change in the binlog"
     ((_, statement),) = session.ask(f"SHOW CREATE TABLE {quoted(source.table)}".replace("%", "%%"))
     for name, rest in _FOREIGN_KEY.findall(statement):
@@ -653,19 +638,17 @@ def _table_problems(session: MySQLSession, source: MySQLChanges[Any], types: Map
                 f"RESTRICT, and let the program change them"
             )
     columns = columns_of(source.value)
-    for name, type_, column, charset in session.ask(_COLUMNS, source.table):
-        if "/*" in column:
-            yield f"its column {name!r} is {column}, which the binlog does not tell: ALTER TABLE ... MODIFY {name} ..."
+    for name, (type_, full_type, charset) in table.columns.items():
+        if "/*" in full_type:
+            yield (
+                f"its column {name!r} is {full_type}, which the binlog does not tell: ALTER TABLE ... MODIFY {name} ..."
+            )
         elif name in columns and type_ not in _TYPES:
             yield f"its column {name!r} is of type {type_}, for which there is no rule: leave it out, or make it text"
         elif name in columns and charset and charset not in CODECS:
             yield f"its column {name!r} has the character set {charset}: use utf8mb4, or leave it out"
 
 
-_OF_TABLE = "WHERE table_schema = DATABASE() AND table_name = %s"
-_COLUMNS = f"""
-SELECT column_name, data_type, column_type, character_set_name FROM information_schema.columns {_OF_TABLE}
-"""
 _FOREIGN_KEY = re.compile(r"^ *CONSTRAINT (`(?:[^`]|``)*`) FOREIGN KEY (.*)$", re.MULTILINE)
 _CASCADES = re.compile(r"ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL|SET DEFAULT)")
 _TYPES = frozenset((

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.changes import ChangeLog, TableChanges
@@ -14,17 +14,15 @@ from exactlyonce.connectors.mysql.address import MySQLDatabase, MySQLTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.pipeline.changes import Change
-from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.source import TimeOf
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    pass
 
 T = TypeVar("T")
 _READER = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class MySQLChanges(MySQLTable, TableChanges[T]):
     """Captures the changes of a table: ``MySQLChanges("customers", dsn="env:SHOP_MYSQL", key="id", value=Customer)``
     gives `Change[Customer]`, first the rows that are there, then each change after its commit.
@@ -47,16 +45,7 @@ class MySQLChanges(MySQLTable, TableChanges[T]):
     function for *time* takes that then.
     """
 
-    table: str
-    _: KW_ONLY
-    dsn: str = field(repr=False)
-    key: str | tuple[str, ...]
-    value: TypeForm[T]
-    snapshot: Literal["pages", "never"] = "pages"
     reader: str = ""
-    on_error: OnError = "fail"
-    time: TimeOf[Any] | None = None
-    is_changelog: bool = field(default=False, init=False, repr=False)
     kind: ClassVar[str] = "mysql-changes"
 
     def whole(self, pipeline: str) -> MySQLBinlog:
@@ -82,7 +71,7 @@ class MySQLBinlog(MySQLDatabase, ChangeLog):
     nothing: ClassVar[str] = "there is nothing to make or to remove"
 
     @property
-    def id(self) -> str:  # type: ignore[override]  # a part of its name
+    def id(self) -> str:
         return f"binlog-{self.name}"
 
     @property
@@ -97,7 +86,7 @@ class MySQLBinlog(MySQLDatabase, ChangeLog):
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():
             from exactlyonce.connectors.mysql.change_split import BinlogFinder
-        return BinlogFinder(source, self)
+        return BinlogFinder(self)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
         with self.needing_driver():
@@ -116,10 +105,10 @@ class MySQLBinlog(MySQLDatabase, ChangeLog):
         """There is nothing to remove: the server removes its binlogs by age."""
         return []
 
-    def examine(self, id: str, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
+    def examine(self, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
         with self.needing_driver():
             from exactlyonce.connectors.mysql.change_split import examine
-        return examine(self, id, positions)
+        return examine(self, positions)
 
     def replicating(self, user: str) -> str:
         return f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO `{user}`@'%';"

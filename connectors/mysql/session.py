@@ -116,6 +116,8 @@ _ISOLATION = ("transaction_isolation", "tx_isolation")
 """The names of MySQL and MariaDB."""
 _READ = (*_PINNED, *_ISOLATION, "sql_mode", "max_allowed_packet", "version")
 Row = tuple[Any, ...]
+OF_TABLE = "WHERE table_schema = DATABASE() AND table_name = %s"
+"""The condition for rows of information_schema that are about one table of the session's database."""
 
 
 def quoted(identifier: str) -> str:
@@ -128,7 +130,8 @@ def quoted(identifier: str) -> str:
 
 
 class MySQLSession:
-    """See `Session`. For one thread at a time."""
+    """A session of a server, begun with the first request, and again after it was lost; never in a transaction. For one
+    thread at a time."""
 
     def __init__(self, address: Callable[[], MySQLAddress], timeout_s: float = TIMEOUT_S) -> None:
         """*address* is called for each connection, so that a changed secret is used."""
@@ -157,6 +160,7 @@ class MySQLSession:
         return "MariaDB" in self.variables["version"]
 
     def ask(self, sql: str | bytes, *values: object) -> list[Row]:
+        """The rows of one statement; each %s in it stands for a value. Outside of a transaction it is one by itself."""
         if self._connection is None:
             self._connect()
         return self._ask(sql, values)
@@ -181,13 +185,14 @@ class MySQLSession:
         self._ask(sql, ())
 
     def changed_by(self, sql: str, *values: object) -> int:
-        """See `Session`; a row set to its old values does not count."""
+        """The number of rows that one statement has inserted or changed; a row set to its old values does not count."""
         self.ask(sql, *values)
         return int(self._open.affected_rows())
 
     @contextmanager
     def transaction(self, name: str = "", lock_s: float | None = None) -> Iterator[None]:
-        """See `Session`; the server does not name sessions."""
+        """A transaction, committed unless its body raises. *name* and *lock_s* have no effect: the server names no
+        sessions, and the timeout for locks is that of the connection."""
         self._begin()
         try:
             yield

@@ -6,15 +6,15 @@ Invariant: the session has one transaction, REPEATABLE READ, and ends with it; n
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.mysql.session import MySQLSession, quoted
+from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.tables import (
     DOCUMENTS,
@@ -61,47 +61,82 @@ class KeyColumn(msgspec.Struct, frozen=True):
     """The placeholder of a text where no column is beside it, by whose collation it would be compared."""
 
 
+class ColumnInServer(NamedTuple):
+    """A column as the server has it."""
+
+    type: str
+    """Without its length."""
+    full_type: str
+    charset: str
+    """Empty: its values are no text."""
+
+
+class TableInServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A table as the server has it."""
+
+    schema: str
+    """Its database, as the server writes it, and the next its name."""
+    name: str
+    kind: str
+    """"BASE TABLE", "SYSTEM VERSIONED" and so on."""
+    options: str
+    columns: dict[str, ColumnInServer]
+    key: tuple[KeyColumn, ...]
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The types of all columns, without their lengths."""
+        return {name: column.type for name, column in self.columns.items()}
+
+
 def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTableRows:
     """See `TableSource.open_rows`; a position above the first row was reached in a snapshot that is no more."""
     if source.one_snapshot and position.cursor:
         source.snapshot_gone(position)
     session = MySQLSession(source.address, ANSWER_S)
     try:
-        key, types = found_table(session, source, position.source)
+        table = found_table(session, source, position.source)
         session.ask("SET SESSION wait_timeout = %s, net_write_timeout = %s", IDLE_S, IDLE_S)
         session.ask("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         # The first page takes the snapshot, once it has the table's lock: an earlier one would be of before a reload
         session.ask("START TRANSACTION READ ONLY")
-        return MySQLTableRows(session, source, key, types)
+        return MySQLTableRows(session, source, table)
     except BaseException:
         session.close()
         raise
 
 
-def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> tuple[tuple[KeyColumn, ...], dict[str, str]]:
-    """The key, and the types of all columns without their lengths: ConfigError if it cannot be read by this key."""
-    of_table = "WHERE table_schema = DATABASE() AND table_name = %s"
-    found = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", source.table)
+def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> TableInServer:
+    """The table, looked at: ConfigError if it cannot be read by this key."""
+    found = session.ask(
+        f"SELECT table_schema, table_name, table_type, engine, create_options "
+        f"FROM information_schema.tables {OF_TABLE}", source.table,
+    )  # fmt: skip
     if not found:
         raise ConfigError(
             f"Source {id!r}: there is no table {source.table} in the database of dsn= that its user may see. Create "
             f"it, or correct the name."
         )
+    ((schema, table_name, kind, engine, options),) = found
     rows = session.ask(
         f"SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale, "
         f"character_set_name, collation_name "
-        f"FROM information_schema.columns {of_table} ORDER BY ordinal_position", source.table,
+        f"FROM information_schema.columns {OF_TABLE} ORDER BY ordinal_position", source.table,
     )  # fmt: skip
-    types = {name: _text(data_type).lower() for name, data_type, *_ in rows}
+    columns = {
+        name: ColumnInServer(_text(data_type).lower(), _text(column), charset or "")
+        for name, data_type, column, _, _, _, charset, _ in rows
+    }
+    types = {name: column.type for name, column in columns.items()}
     nullable = {name: nullable == "YES" for name, _, _, nullable, *_ in rows}
     key = source.key_columns
     wrong = [
         *key_problems(key, types, nullable, KEY_TYPES),
         *field_problems(columns_of(source.value), types, TAKEN),
     ]
-    if found[0][1] != _ENGINE:
+    if engine != _ENGINE:
         wrong.append(f"it is no table of {_ENGINE}, which alone has snapshots")
-    if not wrong and key not in _unique(session, of_table, source.table):
+    if not wrong and key not in _unique(session, source.table):
         names = ", ".join(map(quoted, key))
         wrong.append(
             f"it has no unique index on ({', '.join(key)}), of whole columns and in this order: "
@@ -111,11 +146,18 @@ def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> tuple
         raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
     casts = {
         name: f"DECIMAL({digits},{scale})" if types[name] == "decimal"
-        else "UNSIGNED" if "unsigned" in _text(column) else "SIGNED"
-        for name, _, column, _, digits, scale, _, _ in rows
+        else "UNSIGNED" if "unsigned" in columns[name].full_type else "SIGNED"
+        for name, *_, digits, scale, _, _ in rows
     }  # fmt: skip
     collations = {name: (charset, collation) for name, *_, charset, collation in rows if collation}
-    return tuple(_key_column(name, types[name], casts[name], *collations.get(name, ())) for name in key), types
+    return TableInServer(
+        schema=schema,
+        name=table_name,
+        kind=kind,
+        options=options or "",
+        columns=columns,
+        key=tuple(_key_column(name, types[name], casts[name], *collations.get(name, ())) for name in key),
+    )
 
 
 def _key_column(name: str, type_: str, cast: str, charset: str = "", collation: str = "") -> KeyColumn:
@@ -125,12 +167,12 @@ def _key_column(name: str, type_: str, cast: str, charset: str = "", collation: 
     return KeyColumn(_column(name), text.format(_column(name)), value, compared)
 
 
-def _unique(session: MySQLSession, of_table: str, table: str) -> list[tuple[str | None, ...]]:
+def _unique(session: MySQLSession, table: str) -> list[tuple[str | None, ...]]:
     """The columns of each unique index; None for a part of a column, or an expression."""
     unique: dict[str, tuple[str | None, ...]] = {}
     for index, column, part in session.ask(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-        f"{of_table} AND non_unique = 0 ORDER BY index_name, seq_in_index", table,
+        f"{OF_TABLE} AND non_unique = 0 ORDER BY index_name, seq_in_index", table,
     ):  # fmt: skip
         unique[index] = (*unique.get(index, ()), column if part is None else None)
     return list(unique.values())
@@ -168,11 +210,9 @@ class MySQLTableFinder:
 class MySQLTableRows:
     """See `TableRows`."""
 
-    def __init__(
-        self, session: MySQLSession, source: KeyedRows[Any], key: tuple[KeyColumn, ...], types: Mapping[str, str]
-    ) -> None:
-        """*types*: by column."""
-        self._session, self._key, self._table = session, key, quoted(source.table).replace("%", "%%")
+    def __init__(self, session: MySQLSession, source: KeyedRows[Any], table: TableInServer) -> None:
+        types = table.types
+        self._session, self._key, self._table = session, table.key, quoted(source.table).replace("%", "%%")
         fields = {name: field for name, field in columns_of(source.value).items() if name in types}
         self.names = list(fields)
         self._columns = [

@@ -46,8 +46,8 @@ from exactlyonce.connectors.postgres.changes import PostgresSlot, PostgresTransa
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.slot import (
     Cursor,
-    Pages,
     Slot,
+    SlotPages,
     SlotTable,
     followed,
     lost,
@@ -421,7 +421,7 @@ class OpenSlot(OpenSplit):
                     self._note_dropped(table, pages, change.begin)
         return judged
 
-    def _zones(self, table: SlotTable, pages: Pages, keys: Sequence[Key]) -> list[str]:
+    def _zones(self, table: SlotTable, pages: SlotPages, keys: Sequence[Key]) -> list[str]:
         """Where each of *keys* lies: in a page before the newest, in the newest, or in none."""
         if pages.through is None and not pages.last:
             return [_UNREAD] * len(keys)
@@ -448,10 +448,10 @@ class OpenSlot(OpenSplit):
         ).format(typed=typed, bound=_literals(table.there, bound), arrays=arrays, names=names)
         return [bool(row[0]) for row in self._session.rows(query, tuple(columns))]
 
-    def _visible(self, pages: Pages, begin: Begin) -> bool:
+    def _visible(self, pages: SlotPages, begin: Begin) -> bool:
         return bool(pages.snapshot) and snapshot_of(pages.snapshot).sees(self._number(pages, begin))
 
-    def _number(self, pages: Pages, begin: Begin) -> int:
+    def _number(self, pages: SlotPages, begin: Begin) -> int:
         """The transaction's number of 64 bits: the one nearest to the newest that is known."""
         assert begin.transaction is not None
         near = snapshot_of(pages.snapshot).xmax if pages.snapshot else self._near or self._snapshot_now().xmax
@@ -463,7 +463,7 @@ class OpenSlot(OpenSplit):
         self._near = snapshot_of(text).xmax
         return snapshot_of(text)
 
-    def _note_dropped(self, table: SlotTable, pages: Pages, begin: Begin) -> None:
+    def _note_dropped(self, table: SlotTable, pages: SlotPages, begin: Begin) -> None:
         if begin is table.noted:
             return
         table.noted = begin
@@ -498,7 +498,7 @@ class OpenSlot(OpenSplit):
         else:
             self._stream.ask()
 
-    def _read_page(self, table: SlotTable, pages: Pages) -> bool:
+    def _read_page(self, table: SlotTable, pages: SlotPages) -> bool:
         """Read the next page; False where a transaction that it has to see is not visible yet, and where the table's
         columns were changed."""
         session, now_s = self._session, time.monotonic()

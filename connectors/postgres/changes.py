@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges, logs_of
+from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges
 from exactlyonce.connectors.postgres.dsn import PostgresDatabase, PostgresTable, quoted
 from exactlyonce.connectors.registry import check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
@@ -21,7 +21,6 @@ from exactlyonce.connectors.splits import OpenSplit, SourceFinding, SplitDecoder
 from exactlyonce.pipeline.changes import Change, Transaction
 from exactlyonce.pipeline.codec import Codec, codec_for
 from exactlyonce.pipeline.dead_letters import OnError
-from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.source import TimeOf
@@ -73,17 +72,6 @@ class PostgresChanges(PostgresTable, TableChanges[T], SlotSource[Change[T]]):
     function for *time* takes that then.
     """
 
-    table: str
-    _: KW_ONLY
-    dsn: str = field(repr=False)
-    key: str | tuple[str, ...]
-    value: TypeForm[T]
-    snapshot: Literal["pages", "never"] = "pages"
-    slot: str = ""
-    on_error: OnError = "fail"
-    time: TimeOf[Any] | None = None
-    is_changelog: bool = field(default=False, init=False, repr=False)
-
     kind: ClassVar[str] = "postgres-changes"
 
     def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
@@ -108,11 +96,7 @@ class PostgresMessages(SlotSource[T]):
 
     prefix: str
     _: KW_ONLY
-    dsn: str = field(repr=False)
     value: TypeForm[T] | Codec[T]
-    slot: str = ""
-    on_error: OnError = "fail"
-    time: TimeOf[Any] | None = None
     metadata: bool = field(default=False, init=False, repr=False)
 
     @classmethod
@@ -201,12 +185,12 @@ class PostgresTransactions(SlotSource[Transaction]):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PostgresSlot(PostgresDatabase, ChangeLog):
     """A logical replication slot, and the publication of the same name: one split, for all sources of a pipeline that
-    read it. `slots_of` gives those of a graph."""
+    read it."""
 
     kind: ClassVar[str] = "postgres-changes"
 
     @property
-    def id(self) -> str:  # type: ignore[override]  # a part of its name
+    def id(self) -> str:
         return f"slot-{self.name}"
 
     @property
@@ -222,7 +206,7 @@ class PostgresSlot(PostgresDatabase, ChangeLog):
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():
             from exactlyonce.connectors.postgres.slot import SlotFinder
-        return SlotFinder(source, self)
+        return SlotFinder(self)
 
     def open_split(self, position: SourceOffset) -> OpenSplit:
         with self.needing_driver():
@@ -247,7 +231,7 @@ class PostgresSlot(PostgresDatabase, ChangeLog):
             from exactlyonce.connectors.postgres.slot import drop
         return drop(self, dry_run=dry_run)
 
-    def examine(self, id: str, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
+    def examine(self, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
         with self.needing_driver():
             from exactlyonce.connectors.postgres.slot_status import examine
         return examine(self, positions)
@@ -255,11 +239,6 @@ class PostgresSlot(PostgresDatabase, ChangeLog):
     def replicating(self, user: str) -> str:
         """See `ChangeLog`; the owner of the tables, with CREATE on the database, runs `setup`."""
         return f"ALTER ROLE {quoted(user)} REPLICATION;"
-
-
-def slots_of(graph: LogicalGraph) -> list[PostgresSlot]:
-    """The slots that a pipeline reads: ``for slot in slots_of(pipeline.build()): slot.setup()``."""
-    return [log for log in logs_of(graph) if isinstance(log, PostgresSlot)]
 
 
 def default_slot(pipeline: str) -> str:

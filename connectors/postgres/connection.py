@@ -265,7 +265,7 @@ class PostgresConnection:
             return cursor.fetchall() if cursor.description else []
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """See `Session`: the same, with %s for a value."""
+        """As `rows`, with %s for a value."""
         with self._translated() as connection:
             cursor = psycopg.Cursor(connection).execute(query.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
@@ -328,7 +328,8 @@ class PostgresConnection:
 
     @contextmanager
     def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
-        """See `Session`. After `StoreUnavailable` it may have been committed."""
+        """A transaction, committed unless its body raises; after `StoreUnavailable` it may have been. The session is
+        called *name* meanwhile. *lock_s*: the timeout for locks, unless the usual one."""
         self.begin(name, IDLE_S, lock_s)
         try:
             yield
@@ -349,8 +350,8 @@ class PostgresConnection:
         self, name: str, idle_s: int, lock_s: float | None = None, *, snapshot: str | None = None,
         reads: sql.Identifier | None = None,
     ) -> None:  # fmt: skip
-        """Begin a transaction that lasts until `close`; the server ends one that is idle for *idle_s*, if
-        that is not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own.
+        """Begin a transaction, which `end` or `close` ends; the server ends one that is idle for *idle_s*, if that is
+        not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own.
 
         The table *reads* is locked for reading before there is a snapshot: one that was taken while another session
         rewrites the table would show it empty.
@@ -366,7 +367,7 @@ class PostgresConnection:
         self._within = True
 
     def close(self) -> None:
-        """See `Session`; without effect if it is closed."""
+        """Close the connection; the server rolls back the open transaction. Without effect if it is closed."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):

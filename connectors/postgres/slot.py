@@ -15,7 +15,7 @@ import msgspec
 from psycopg import sql
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.changes import CapturedTable
+from exactlyonce.connectors.changes import CapturedTable, Pages, TableProgress
 from exactlyonce.connectors.postgres.change_stream import Begin, System, read_lsn, shown_lsn, system_of
 from exactlyonce.connectors.postgres.change_values import columns_in, relation_problems
 from exactlyonce.connectors.postgres.changes import PostgresChanges, PostgresSlot
@@ -26,38 +26,33 @@ from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable, Una
 from exactlyonce.pipeline.secrets import shown_reference
 
 
-class Pages(msgspec.Struct, omit_defaults=True):
+class SlotPages(Pages, omit_defaults=True):
     """How far the table was read, and what decides about the changes of its keys."""
 
     after: Key | None = None
     """The rows with keys above it, and up to *through*, are of the newest page."""
-    through: Key | None = None
-    """None: no row was read."""
     last: bool = False
     """Whether there is no other page: all keys above *after* belong to the newest one."""
     snapshot: str = ""
     """Of the newest page; empty: there is none."""
     until: int = 0
     """The position by which the stream has passed all that was visible in it."""
-    rows: int = 0
-    """The rows that were returned."""
-    dropped: list[int] = []
+    dropped: list[int] = msgspec.field(default_factory=list)
     """The numbers, of 64 bits, of transactions with a dropped change that may not be visible yet."""
     since: int = 0
     """A page is read once all transactions with lower numbers have ended: what they have changed before the table was
     in the publication does not come."""
 
 
-class TableCursor(msgspec.Struct, omit_defaults=True):
-    """How far one table was read."""
+class TableCursor(TableProgress, omit_defaults=True, kw_only=True):
+    """How far one table of a slot was read."""
 
     name: str
     key: tuple[str, ...]
     published: str
     """The table's entry in the publication, and the version of that, which any ALTER PUBLICATION changes but those that
     add or drop tables."""
-    pages: Pages | None = None
-    """None: the whole table was read, or none of it is to be."""
+    pages: SlotPages | None = None
 
 
 class Cursor(msgspec.Struct, omit_defaults=True):
@@ -85,9 +80,10 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class SlotTable(CapturedTable[PostgresChanges[Any], TableCursor]):
+class SlotTable(CapturedTable[PostgresChanges[Any]]):
     """A table of a slot."""
 
+    cursor: TableCursor
     there: TableInServer
     noted: Begin | None = None
     """The last transaction with a dropped change."""
@@ -113,8 +109,8 @@ class Slot(NamedTuple):
 class SlotFinder:
     """The `SplitFinder` of a slot, which is one split."""
 
-    def __init__(self, source_id: str, slot: PostgresSlot) -> None:
-        self._id, self._slot = source_id, slot
+    def __init__(self, slot: PostgresSlot) -> None:
+        self._slot = slot
         self._session = PostgresConnection(slot.dsn, Limits())
         self._system: System | None = None
         self._is_checked = False
@@ -122,7 +118,7 @@ class SlotFinder:
 
     def find(self, known: Sequence[SourceOffset]) -> list[SourceOffset]:
         """See `SplitFinder`. Raises Halt where the slot, a table or its publication is not the one of before."""
-        session, slot, id = self._session, self._slot, self._id
+        session, slot, id = self._session, self._slot, self._slot.id
         if known:
             try:
                 self._system = self._system or system_of(slot.dsn)
@@ -175,8 +171,8 @@ def followed(
         if known is None:
             there = found_table(session, source, id)
             _require_capturable(session, slot, members, there)
-            pages = Pages(since=_next_transaction(session)) if source.snapshot == "pages" else None
-            known = TableCursor(source.table, source.key_columns, entry.published, pages)
+            pages = SlotPages(since=_next_transaction(session)) if source.snapshot == "pages" else None
+            known = TableCursor(name=source.table, key=source.key_columns, published=entry.published, pages=pages)
         tables[there.oid] = SlotTable(id, members, known, there)
         known.name = source.table
     return list(tables.values())

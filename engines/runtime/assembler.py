@@ -46,11 +46,11 @@ from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedPart
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard, Watermark
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
-    USERS_ERRORS,
     ExactlyOnceError,
     GraphError,
     InvariantViolation,
     text_of,
+    users_errors,
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.failpoints import hit
@@ -662,7 +662,7 @@ def _open(node: Node, function: Any, context: Context) -> None:
         function.open(context)
     except ExactlyOnceError:
         raise
-    except USERS_ERRORS as error:
+    except users_errors() as error:
         raise OpenFailed(
             f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{place_of(error)}."
         ) from error

@@ -142,12 +142,12 @@ class KafkaSink(Sink[T], Generic[T]):
         placing = None if self.partition is None else Placing(self.partition, self.topic, partitions or 0)
         return KafkaEncoder(
             opened(value_codec, self.topic, "value"),
-            keyed,
-            self.key or own_key,
-            headers,
-            self.timestamp,
-            placing,
-            None if key_codec is None else opened(key_codec, self.topic, "key"),
+            keyed=keyed,
+            key=self.key or own_key,
+            headers=headers,
+            timestamp=self.timestamp,
+            placing=placing,
+            key_codec=None if key_codec is None else opened(key_codec, self.topic, "key"),
             tombstones=envelope is not None and envelope.tombstones,
         )
 
@@ -340,14 +340,14 @@ class KafkaEncoder:
     def __init__(
         self,
         codec: Codec[Any],
+        *,
         keyed: bool,
         key: Callable[[Any], object] | None,
         headers: Callable[[Any], Headers] | None,
         timestamp: Callable[[Any], int | datetime] | None,
         placing: Placing | None,
         key_codec: Codec[Any] | None,
-        *,
-        tombstones: bool = False,
+        tombstones: bool,
     ) -> None:
         self.codec = codec
         self._tombstones = tombstones

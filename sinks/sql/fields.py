@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 
 from exactlyonce.pipeline import hints
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import Change, KeyForm
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.shape import Field, Form, Shape, UnsupportedType, describe, shape_of, type_name
 from exactlyonce.sinks.write_ahead.store import RowEncoder
@@ -213,6 +213,7 @@ class ChangedRows:
     def __init__(self, fields: Sequence[RowField], key: Sequence[str]) -> None:
         by_name = {field.name: field for field in fields}
         self._key = [by_name[name] for name in key]
+        self._form = KeyForm([field.shape for field in self._key])
         self._places = {name: place for place, name in enumerate(key)}
 
     def gone(self, field: RowField) -> RowField:
@@ -240,19 +241,12 @@ class ChangedRows:
 
     def _values(self, key: Any) -> tuple[Any, ...]:
         """The values of the key's fields, of `Change.key`."""
-        if len(self._key) == 1:
-            kind = self._key[0].kind
-            return (key if type(key) is CLASSES[kind] else _from_text(key, kind, self._key[0].name),)
-        try:
-            texts = _decode_texts(key)
-        except (msgspec.DecodeError, TypeError):
-            texts = []
-        if len(texts) != len(self._key):
-            raise ValueError(f"key= has {len(self._key)} columns, and the change is of the key {shown(key)}")
-        return tuple([_from_text(text, field.kind, field.name) for text, field in zip(texts, self._key, strict=True)])
+        return tuple([
+            value if type(value) is CLASSES[field.kind] else _from_text(value, field.kind, field.name)
+            for value, field in zip(self._form.values(key), self._key, strict=True)
+        ])  # fmt: skip
 
 
-_decode_texts = msgspec.json.Decoder(list[str]).decode
 _SHORT_OFFSET = re.compile(r"[+-]\d\d$")
 
 

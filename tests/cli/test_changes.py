@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.postgres.changes import slots_of
+from exactlyonce.connectors.changes import logs_of
 from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.cluster import KafkaCluster
 from exactlyonce.testing.servers.postgres import PASSWORD, PostgresServer
@@ -116,7 +116,7 @@ def test_the_rights_of_a_role_that_only_runs(shop: Shop, monkeypatch: pytest.Mon
         monkeypatch.setenv("SHOP_DSN", shop.server.dsn("captured", user="reader"))
         for statement in statements:
             shop.sql(statement.replace(':"DBNAME"', "captured"))
-        (slot,) = slots_of(load("captured_shop:pipeline").pipeline.build())
+        (slot,) = logs_of(load("captured_shop:pipeline").pipeline.build())
         finder = slot.finder(slot.id)
         (position,) = finder.find(())
         finder.close()
@@ -224,7 +224,7 @@ def test_the_doctor_examines_the_server(shop: Shop) -> None:
     assert checked[0].endswith("of log kept, reserved")
     (what,) = problems
     assert what.startswith(f"The server keeps log for slot {NAME} ")
-    (slot,) = slots_of(load("captured_shop:pipeline").pipeline.build())
+    (slot,) = logs_of(load("captured_shop:pipeline").pipeline.build())
     (position,) = slot.finder(slot.id).find(())
     shop.sql("INSERT INTO customers VALUES (1, 'ann')")
     assert len(examined(shop, position)[1]) == 1

@@ -16,9 +16,9 @@ from run_figures import CHECKPOINT, LOG, progress
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.source import LogRead
 from exactlyonce.engines.local.messages import WatermarkOf
-from exactlyonce.engines.local.monitoring import serving as module
+from exactlyonce.engines.local.monitoring import server as module
+from exactlyonce.engines.local.monitoring.server import CLIENTS_MAX, serving
 from exactlyonce.engines.local.monitoring.serving import (
-    CLIENTS_MAX,
     METRICS,
     STANDBY,
     STUCK_S,
@@ -26,7 +26,6 @@ from exactlyonce.engines.local.monitoring.serving import (
     Asked,
     Health,
     Metrics,
-    serving,
 )
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError

@@ -20,7 +20,8 @@ from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, Page
-from exactlyonce.engines.local.monitoring.serving import Asked, Health, serving
+from exactlyonce.engines.local.monitoring.server import serving
+from exactlyonce.engines.local.monitoring.serving import Asked, Health
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.sinks import KafkaSink

@@ -18,7 +18,7 @@ from pyiceberg.catalog import load_catalog
 from running import Job, visible
 
 from exactlyonce import KafkaSink
-from exactlyonce.connectors.postgres.changes import slots_of
+from exactlyonce.connectors.changes import logs_of
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.testing.servers.mariadb import MariaDB
 from exactlyonce.testing.servers.postgres import PostgresServer
@@ -60,7 +60,7 @@ def customers(postgres_server: PostgresServer, topic_name: str, monkeypatch: pyt
     path = [str(Path(__file__).parent / "rig"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     customers = Customers(postgres_server, captured.customers(topic_name).table)
-    (slot,) = slots_of(captured.copied(topic_name).build())
+    (slot,) = logs_of(captured.copied(topic_name).build())
     slot.setup()
     yield customers
     slot.drop()
@@ -139,7 +139,7 @@ def test_a_topic_of_changes_is_compacted_and_has_each_key_in_order(
     customers: Customers, kafka: Any, topic_name: str, run: Any
 ) -> None:
     """A source that cannot begin leaves no topic behind."""
-    (slot,) = slots_of(captured.copied(topic_name).build())
+    (slot,) = logs_of(captured.copied(topic_name).build())
     slot.drop()
     job = Job(run, kafka, topic_name, "captured:copied")
     assert "changes setup" in job.finish_here(code=2)

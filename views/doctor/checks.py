@@ -276,7 +276,7 @@ def check_sources(subject: Subject, findings: Findings) -> None:
         offsets = subject.newest.offsets if subject.newest is not None else ()
         what = f"the server of source {node.id}"
         try:
-            state, found = node.source.examine(node.id, [at for at in offsets if at.source == node.id])
+            state, found = node.source.examine([at for at in offsets if at.source == node.id])
         except (UserError, Halt) as error:
             findings.not_checked(what, str(error), failed=True)
             continue

@@ -691,6 +691,19 @@ def test_another_timeline(shop: Shop) -> None:
         shop.poll()
 
 
+def test_another_database_cluster(shop: Shop) -> None:
+    """Its log has other changes at the same positions."""
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    (position,) = shop.positions
+    identity = msgspec.json.decode(position.identity) | {"system": "7"}
+    shop.positions = (msgspec.structs.replace(position, topic_id=msgspec.json.encode(identity).decode()),)
+    for action in (shop.find, shop.poll):
+        with pytest.raises(Halt, match="another database cluster"):
+            action()
+
+
 def test_how_far_it_is_in_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A count of records is not known, and not shown; a server that does not answer is no error."""
     monkeypatch.setattr(splits, "LOG_INTERVAL_S", 0)

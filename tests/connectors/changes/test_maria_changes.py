@@ -20,13 +20,12 @@ from waiting import until
 
 from exactlyonce.connectors import MySQLChanges
 from exactlyonce.connectors.mysql import change_split
+from exactlyonce.connectors.mysql.binlog import Event
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError, StoreUnavailable
 from exactlyonce.testing.servers.mariadb import MariaDB
 
 ACCOUNTS = 1_000
-XID = 16
-"""The kind of the event that ends a transaction."""
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +163,11 @@ def test_maria_commit_that_is_streamed_before_it_is_visible(shop: MariaShop) -> 
     assert [(change.op, change.key) for change in shop.read_all()] == [("read", 1), ("read", 2)]
 
 
-def test_maria_open_transaction_is_read_on_where_the_reader_ended(shop: MariaShop) -> None:
+@pytest.mark.parametrize("taken_max", [1, 10_000])
+def test_maria_open_transaction_is_read_on_where_the_reader_ended(
+    shop: MariaShop, taken_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_split, "TAKEN_MAX", taken_max)
     shop.begin(snapshot="never")
     shop.poll()
     fill(shop, 50)
@@ -344,7 +347,7 @@ def test_maria_transaction_of_which_a_dead_server_left_a_part(shop: MariaShop) -
     shop.server.kill()
     data = log.read_bytes()
     event = size
-    while data[event + 4] != XID:
+    while data[event + 4] != Event.XID:
         event += int.from_bytes(data[event + 9 : event + 13], "little")
     os.truncate(log, event)
     shop.server.start(*LOGGING)
@@ -415,16 +418,16 @@ def test_maria_doctor_names_what_is_wrong(shop: MariaShop) -> None:
     shop.reader._ask_logs_s = 0
     (log,) = shop.reader.logs()
     assert (log.lag_ms, log.tables) == (0, [])
-    state, findings = shop.source.examine("accounts", shop.positions)
+    state, findings = shop.source.examine(shop.positions)
     assert "kept, never removed by age" in state
     assert findings == []
     assert shop.source.setup() == []
     shop.sql("SET GLOBAL binlog_expire_logs_seconds = 3600")
     shop.sql("SET GLOBAL binlog_row_image = 'MINIMAL'")
-    _, (finding,) = shop.source.examine("accounts", shop.positions)
+    _, (finding,) = shop.source.examine(shop.positions)
     assert finding.do == "SET GLOBAL binlog_row_image = FULL, and in its configuration"
     shop.sql("SET GLOBAL binlog_row_image = 'FULL'")
-    _, (finding,) = shop.source.examine("accounts", shop.positions)
+    _, (finding,) = shop.source.examine(shop.positions)
     assert "removes its binlogs after 1h" in finding.what
     shop.sql("SET GLOBAL binlog_expire_logs_seconds = 0")
     shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")

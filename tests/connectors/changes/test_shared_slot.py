@@ -16,8 +16,8 @@ from waiting import until
 
 from exactlyonce import KafkaSink, Pipeline, Record
 from exactlyonce.connectors import PostgresChanges, PostgresMessages, PostgresTransactions
+from exactlyonce.connectors.changes import logs_of
 from exactlyonce.connectors.postgres import change_split
-from exactlyonce.connectors.postgres.changes import slots_of
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt
 from exactlyonce.pipeline.source import EventTime
 
@@ -209,7 +209,7 @@ def test_one_table_as_a_stream_and_as_a_table(shop: Shop) -> None:
     table = pipeline.table("table", shop.accounts(time="timestamp_ms"))
     keyed = stream.key_by(lambda change: int(change.key))
     keyed.lookup("joined", table).map(str, output=str).sink("out", KafkaSink("out"))
-    (shop.source,) = slots_of(pipeline.build())
+    (shop.source,) = logs_of(pipeline.build())
     shop.source.setup()
     shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
     (routed,) = shop.read_all()
@@ -387,7 +387,7 @@ def test_times_of_members() -> None:
         pipeline.source("accounts", changes).sink("out", KafkaSink("out"))
         orders = PostgresMessages("orders", dsn="env:SHOP_DSN", value=Placed, **options)
         pipeline.source("orders", orders).sink("orders-out", KafkaSink("orders-out"))
-        return slots_of(pipeline.build())[0].event_time
+        return logs_of(pipeline.build())[0].event_time
 
     with pytest.raises(GraphError, match="'orders' has no time="):
         slot()

@@ -15,9 +15,8 @@ from waiting import until
 from exactlyonce import KafkaSink, Pipeline
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import PostgresChanges
-from exactlyonce.connectors.changes import ChangeLog
+from exactlyonce.connectors.changes import ChangeLog, logs_of
 from exactlyonce.connectors.postgres.change_stream import read_lsn
-from exactlyonce.connectors.postgres.changes import PostgresSlot, slots_of
 from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.errors import Halt, StoreUnavailable
@@ -141,19 +140,19 @@ class Shop(ChangingTable):
         self.source = self.described(**options)
         self.source.setup()
 
-    def described(self, **options: Any) -> PostgresSlot:
+    def described(self, **options: Any) -> ChangeLog:
         """The slot of a pipeline of the one table."""
         return self.shared(accounts=self.accounts(**options))
 
     def accounts(self, table: str = "accounts", **options: Any) -> PostgresChanges[Any]:
         return PostgresChanges(table, **{"dsn": "env:SHOP_DSN", "key": "id", "value": Account, **options})
 
-    def shared(self, **members: PartSource[Any]) -> PostgresSlot:
+    def shared(self, **members: PartSource[Any]) -> ChangeLog:
         """The slot of a pipeline of these sources."""
         pipeline = Pipeline("shop")
         for id, source in members.items():
             pipeline.source(id, source).sink(f"{id}-out", KafkaSink(f"{id}-out"))
-        (slot,) = slots_of(pipeline.build())
+        (slot,) = logs_of(pipeline.build())
         return slot
 
     def insert(self, id: int) -> None:
