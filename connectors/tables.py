@@ -238,7 +238,9 @@ def field_problems(
         forms = forms_of(declared)
         if forms and forms <= SCALARS | DOCUMENTS and not forms & taken.get(types[name], forms):
             shown = " | ".join(sorted(form.value for form in forms))
-            yield f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
+            fitting = " or ".join(sorted(form.value for form in taken[types[name]]))
+            wrong = f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
+            yield f"{wrong}: {fitting} does"
 
 
 @dataclass(frozen=True, eq=False)

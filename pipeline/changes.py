@@ -46,8 +46,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
         """The row as a record's value, None once it is deleted. Raises ValueError of a truncate."""
         if self.op == "truncate":
             raise ValueError(
-                f"TRUNCATE has deleted all rows of {self.table}, and a record has one key. Delete rows by DELETE, and "
-                f"leave this one out: on_error=, or a filter by op"
+                f"TRUNCATE has deleted all rows of {self.table}, and a record has one key, so that copies keep their "
+                f"rows: leave it out by on_error=, and empty the copies; or delete rows by DELETE"
             )
         return self.after
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Parser, add_action, add_pipeline, loaded, set_command
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.changes import ChangeLog
@@ -50,7 +52,9 @@ def add(parser: Parser) -> None:
 
 def set_up(args: argparse.Namespace) -> int:
     for log in _logs(args):
-        _show(log, log.setup(dry_run=args.dry_run))
+        with _explained():
+            statements = log.setup(dry_run=args.dry_run)
+        _show(log, statements)
     return 0
 
 
@@ -64,9 +68,30 @@ def drop(args: argparse.Namespace) -> int:
     if not args.yes and not text.agreed("Drop them?"):
         print("Nothing was changed.")
         return _DECLINED
-    for log in logs:
-        log.drop()
+    with _explained():
+        for log in logs:
+            log.drop()
     return 0
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of a database say what they mean for this command, which asks once and has rights of its own."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{error.what} Then run this again: what is made already stays.") from error
+    except StoreError as error:
+        if _NO_RIGHT not in str(error):
+            raise
+        what = str(error).partition(": GRANT it")[0]
+        raise StoreError(
+            f"{what}. Setup needs more than a run does: the role owns the tables, has CREATE on the database and "
+            f"REPLICATION. Run it as such a role, with another value of what dsn= names; what is made already stays."
+        ) from error
+
+
+_NO_RIGHT = "[42501]"
 
 
 def _logs(args: argparse.Namespace) -> list[ChangeLog]:

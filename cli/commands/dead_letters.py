@@ -278,8 +278,8 @@ def replay(args: argparse.Namespace) -> int:
     if left and not edited:
         print(
             f"{counted(left, 'dead letter')} left out: behind an operator with state or a loop they have no input "
-            f"record, and records of files came from no topic. docs/pipelines.md, dead letters, says what to do with "
-            f"them."
+            f"record, and records of files and of tables came from no topic. docs/pipelines.md, dead letters, says "
+            f"what to do with them."
         )
     return 0
 

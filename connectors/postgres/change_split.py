@@ -29,6 +29,7 @@ from exactlyonce.connectors.postgres.change_stream import (
     ChangeStream,
     End,
     LogicalMessage,
+    LogRemoved,
     Relation,
     RowChange,
     StreamedTable,
@@ -198,12 +199,15 @@ class OpenSlot(OpenSplit):
     def _free(self, slot: Slot, *, take_over: bool) -> None:
         """End the session that reads the slot, if it is one of ours that is left over."""
         what = f"Slot {self._slot.name!r} of source {self._id!r} is read by process {slot.holder} of the server"
-        if slot.holder_name != APPLICATION:
-            raise ConfigError(
-                f"{what}, of {slot.holder_name!r}. A slot has one reader: give this source its own slot=."
-            )
+        is_ours = slot.holder_name == APPLICATION
         if not take_over:
-            raise StoreUnavailable(f"{what}: another incarnation of this pipeline, which goes on")
+            who = "another incarnation of this pipeline, which goes on" if is_ours else f"{slot.holder_name!r}"
+            raise StoreUnavailable(f"{what}: {who}")
+        if not is_ours:
+            raise ConfigError(
+                f"{what}, of {slot.holder_name!r}. A slot has one reader: end that one, or give this source its own "
+                f"slot=."
+            )
         ((ended,),) = self._session.rows("SELECT pg_terminate_backend($1, $2)", (slot.holder, TAKE_OVER_MS))
         if not ended:
             raise StoreUnavailable(f"{what}, and does not end")
@@ -215,6 +219,12 @@ class OpenSlot(OpenSplit):
         began = self._cursor.lsn, dict(self._cursor.done)
         try:
             return rows + self._read(records_max - len(rows))
+        except LogRemoved as error:
+            raise lost(
+                self._id,
+                f"cannot go on: the server has slot {self._slot.name!r}, and not the log that this slot needs, as "
+                f"after a failover to a server that was copied later. It says: {error}",
+            ) from error
         except StoreUnavailable:
             if self._began_again == began:
                 raise

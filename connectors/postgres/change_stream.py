@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
+from psycopg.pq.abc import PGresult
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
 from exactlyonce.connectors.postgres.table_rows import VALUE_TEXTS
 from exactlyonce.pipeline.changes import Op
+from exactlyonce.pipeline.errors import StoreUnavailable
 
 TEXTS = {"client_encoding": "UTF8", "options": " ".join(f"-c {name}={value}" for name, value in VALUE_TEXTS.items())}
 """Settings of a session by which the texts of values are the same for every role and database."""
@@ -114,6 +116,10 @@ class End(NamedTuple):
 Message = RowChange | Truncate | LogicalMessage | Relation | End
 
 
+class LogRemoved(StoreUnavailable):
+    """The server does not have the log from the slot's position on. Its slot does not say so."""
+
+
 class System(NamedTuple):
     """The identity of a server's log."""
 
@@ -201,6 +207,8 @@ class ChangeStream:
                         yield message
                 elif length < 0:
                     result = copy.get_result()
+                    if result is not None and _is_log_removed(result):
+                        raise LogRemoved(result.error_message.decode(errors="replace").strip())
                     raise psycopg.OperationalError(
                         "the server has ended the stream" if result is None else result.error_message.decode()
                     )
@@ -335,6 +343,12 @@ def system_of(dsn: str) -> System:
     """The identity of the server's log now."""
     with closing(ChangeStream(dsn)) as stream:
         return stream.system()
+
+
+def _is_log_removed(result: PGresult) -> bool:
+    """Whether the server's error is that a file of its log is not there; its text is in the server's language."""
+    state, function = map(result.error_field, (pq.DiagnosticField.SQLSTATE, pq.DiagnosticField.SOURCE_FUNCTION))
+    return (state, function) == (b"58P01", b"WalSndSegmentOpen")
 
 
 def read_lsn(text: str) -> int:

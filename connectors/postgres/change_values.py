@@ -283,6 +283,13 @@ class ChangeDecoder:
             before = reader.row_of_texts(old, None)
         return Change(change.op, key, after, before, self._table, begin.timestamp_ms, begin.lsn, begin.transaction)
 
+    def key_of(self, change: RowChange) -> Key:
+        row, old = (change.old, None) if change.new is None else (change.new, change.old)
+        if row is None:
+            return ()
+        names = [column.name for column in change.relation.columns]
+        return key_texts(row, places_of(self._source.key_columns, names), old)
+
     def as_json(self, change: RowChange) -> bytes:
         """The texts of the row's values, by column, for a dead letter."""
         row = change.new or change.old

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges
+from exactlyonce.connectors.changes import ChangeDecoding, ChangeLog, LoggedSource, TableChanges
 from exactlyonce.connectors.postgres.dsn import PostgresDatabase, PostgresTable, quoted
 from exactlyonce.connectors.registry import check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
@@ -74,11 +74,10 @@ class PostgresChanges(PostgresTable, TableChanges[T], SlotSource[Change[T]]):
 
     kind: ClassVar[str] = "postgres-changes"
 
-    def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
+    def change_decoder(self) -> ChangeDecoding[T]:
         from exactlyonce.connectors.postgres.change_values import ChangeDecoder
 
-        decoder = ChangeDecoder(self)
-        return decoder.decode, decoder.as_json
+        return ChangeDecoder(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,16 +129,23 @@ class PostgresMessages(SlotSource[T]):
         return f"postgres-messages:{self.prefix}"
 
     def decoder(self) -> SplitDecoder:
+        with self.needing_driver():
+            from exactlyonce.connectors.postgres.change_stream import shown_lsn
         codec, name = codec_for(self.value), type_name(self.timed_type)
         decode = opened(codec, self.prefix, "value").decode
 
         def decode_record(part: Any) -> Any:
             return Record(decode(part.change.content), None, part.change.begin.timestamp_ms)
 
+        def refused(part: Any, error: BaseException) -> str:
+            begin = part.change.begin
+            where = f"{self.prefix!r} at {shown_lsn(begin.lsn)}, of transaction {begin.transaction}"
+            return f"the message {where}, is not {name} in {codec.name}: {error}"
+
         return SplitDecoder(
             decode_record if self.metadata else lambda part: decode(part.change.content),
             lambda part: bytes(part.change.content),
-            lambda part, error: f"the message is not {name} in {codec.name}: {error}",
+            refused,
         )
 
     def check_services(self) -> None:

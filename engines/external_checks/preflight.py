@@ -117,7 +117,7 @@ class Inputs:
             if not self.others[id].repeats:
                 raise ConfigError(
                     f"--skip {place}: the number may be another row's in this run, since rows may have changed. "
-                    f"Correct the row and run again; or set on_error= of source {id!r}, which leaves such rows out."
+                    f"Set on_error= of source {id!r}, which leaves such rows out; or correct the row and run again."
                 )
             splits = {split.partition: split for split in manifest.offsets if split.source == id}
             found = self._found[id].get(place.partition)

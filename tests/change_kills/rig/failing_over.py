@@ -72,11 +72,16 @@ class Member(PostgresServer):
             for path in (folder, *folder.iterdir()):
                 shutil.chown(path, **self._user)
 
-    def left_at(self) -> str:
-        """The position at which this server has left the timeline before its own, as its history file says."""
+    @property
+    def segments(self) -> set[str]:
+        """The files of its log."""
+        return {path.name for path in (self.data / "pg_wal").iterdir() if _SEGMENT.fullmatch(path.name)}
+
+    def left_at(self, timeline: str) -> str:
+        """The position at which this server has left *timeline*, as its history file says."""
         newest = max((self.data / "pg_wal").glob("*.history"))
-        *_, last = [line for line in newest.read_text().splitlines() if line.strip()]
-        return last.split()[1]
+        fields = [line.split() for line in newest.read_text().splitlines()]
+        return next(words[1] for words in fields if words and words[0] == timeline)
 
 
 def _places() -> list[str]:
@@ -121,6 +126,12 @@ class Bank:
         ((end,),) = self.ask("SELECT pg_current_wal_flush_lsn()::text")
         query = "SELECT coalesce(pg_last_wal_replay_lsn() >= %s::pg_lsn, false)"
         until(lambda: self.standby.execute(query, end) == [(True,)])
+
+    def has_log(self, slot: str) -> bool:
+        """Whether the standby, which may have been copied lately, has the log that the slot needs."""
+        query = "SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots WHERE slot_name = %s"
+        ((segment,),) = self.ask(query, slot)
+        return min(name[8:] for name in self.standby.segments) <= str(segment)[8:]  # what is before it is the timeline
 
     def fail_over(self, slot: str | None, how: str) -> None:
         """The standby becomes the primary, with the slot, if it is given. *how*: "kill", or a mode of `pg_ctl stop`,
@@ -170,13 +181,21 @@ class Bank:
         self.standby.remove()
 
 
+def is_removed(text: str, server: Member) -> bool:
+    """Whether the halt that *text* tells is right: *server* does not have the log that it says is not there."""
+    found = _REMOVED.search(text)
+    return found is not None and found[1] not in server.segments
+
+
+_SEGMENT = re.compile("[0-9A-F]{24}")
+_REMOVED = re.compile(r"not the log that this slot needs.*?([0-9A-F]{24})", re.DOTALL)
 _LACKS = re.compile(r"goes on at ([0-9A-F]+/[0-9A-F]+) of timeline (\d+).*lacks changes that were read", re.DOTALL)
 
 
 def is_behind(text: str, server: Member) -> bool:
-    """Whether the halt that *text* tells is right: *server* has left the timeline before what was read."""
+    """Whether the halt that *text* tells is right: *server* has left its timeline before what was read."""
     found = _LACKS.search(text)
-    return found is not None and _number(found[1]) > _number(server.left_at())
+    return found is not None and _number(found[1]) > _number(server.left_at(found[2]))
 
 
 def _number(lsn: str) -> int:

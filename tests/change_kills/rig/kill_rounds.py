@@ -27,7 +27,7 @@ import psycopg
 from change_bank import LAST_KEYS, TOTAL, Writers, audit_of, fill, versions_in
 from change_judge import Said, judge, mutated, newest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
-from failing_over import Bank, is_behind
+from failing_over import Bank, is_behind, is_removed
 from running import Run, workers_of
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
@@ -41,7 +41,7 @@ PAGE_ROWS, ROWS_A_SECOND = 1_000, 8_000
 HALT, AWAY = 6, 4
 """Exit codes: it cannot go on; a server did not answer when it started."""
 STEPS = (
-    "worker-barrier", "worker-aligned", "worker-frozen", "worker-blocks", "worker-flushed", "worker-acknowledged",
+    "worker-barrier", "worker-aligned", "worker-frozen", "worker-flushed", "worker-acknowledged",
     "worker-finalized", "coordinator-triggered", "coordinator-checked", "coordinator-decided", "coordinator-committed",
     "coordinator-finalized", "store-committing", "store-committed",
 )  # fmt: skip
@@ -51,7 +51,7 @@ DECK = (
     *(["stop"] * 2), *(["broker"] * 1), *(["copy"] * 1), *(["failover"] * 2),
 )  # fmt: skip
 """The kills of a round, in an order that is drawn."""
-LAST_ACTS = ("", "behind", "without the slot")
+LAST_ACTS = ("behind", "without the slot", "without its log")
 """After the judge, by the round's number: failovers after which a run has to halt."""
 KINDS = {
     "run": "SIGKILL to the run, at any moment",
@@ -66,6 +66,7 @@ KINDS = {
     "failover": "the primary is killed, its standby promoted, with the slot",
     "failover behind": "likewise, to a standby that lacks what was read: the run halts",
     "failover without the slot": "likewise, to one without the slot: the run halts",
+    "failover without its log": "likewise, to one that was copied later, and lacks the slot's log: the run halts",
 }
 
 
@@ -199,7 +200,7 @@ class Round:
             self._look()
         wrong = self._judged(mutant)
         act = LAST_ACTS[self.number % len(LAST_ACTS)]
-        if act and not wrong:
+        if not wrong:
             self._last_act(act)
         return wrong
 
@@ -426,6 +427,9 @@ class Round:
     def _kill_failover(self) -> None:
         """Mostly to a standby that has all; else to one that may lack what was read just now."""
         bank = self.world.bank
+        while not bank.has_log(self.slot):
+            bank.ask("CHECKPOINT")
+            self._progress()
         self._alive()
         pause(self.luck.uniform(0, 2))
         how = self.luck.choice(("kill", "immediate"))
@@ -444,29 +448,34 @@ class Round:
 
     def _last_act(self, act: str) -> None:
         """A failover after which going on would lose changes."""
-        bank, run = self.world.bank, self._alive()
+        bank = self.world.bank
         self.writers = Writers(bank.dsn, self.number)
+        self._start()
         self._progress()
         if act == "behind":
             bank.standby.stop("fast")
             bank.standby.copy_slot(self.slot, bank.primary)
             self._progress(2)
-            self._note("failover behind")
+            self._note(f"failover {act}")
             bank.primary.kill()
             bank.promote()
         else:
-            self._note("failover without the slot")
+            if act == "without its log":
+                self._kill_now()
+                bank.ask("SELECT pg_switch_wal()")
+                bank.add_standby()
             with self.writers.paused():
                 bank.await_standby()
-                bank.fail_over(None, "kill")
-        limit = time.monotonic() + LIFE_S
-        run = self.runs[-1]
-        while run.process.poll() is None:
-            if time.monotonic() > limit:
-                raise Failed(f"hung: the run did not halt within {LIFE_S} s after a failover {act}")
-            pause(0.02)
-        code = run.wait()
-        if code != HALT or (act == "behind" and not is_behind(run.said, bank.primary)):
+                self._note(f"failover {act}")
+                bank.fail_over(None if act == "without the slot" else self.slot, "kill")
+        run = self.runs[-1] if self.runs[-1].process.poll() is None else self._start()
+        try:
+            code = run.process.wait(LIFE_S)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"hung: the run did not halt within {LIFE_S} s after a failover {act}") from None
+        run.wait()
+        rule = {"behind": is_behind, "without its log": is_removed}.get(act)
+        if code != HALT or (rule is not None and not rule(run.said, bank.primary)):
             raise Failed(f"after a failover {act} the run ended with {code}: {run.said[-3000:]}")
         bank.add_standby()
 

@@ -691,6 +691,19 @@ def test_another_timeline(shop: Shop) -> None:
         shop.poll()
 
 
+def test_a_log_that_was_removed_though_the_slot_needs_it(shop: Shop) -> None:
+    """A failover led to a server that was copied later, and has the slot, which it calls "reserved" all the same."""
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    shop.insert(1)
+    ((segment,),) = shop.sql("SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots")
+    shop.sql("SELECT pg_switch_wal()")
+    (shop.server.folder / "data" / "pg_wal" / segment).unlink()
+    with pytest.raises(Halt, match=f"not the log that this slot needs(?s:.*){segment}"):
+        until(shop.poll)
+
+
 def test_another_database_cluster(shop: Shop) -> None:
     """Its log has other changes at the same positions."""
     shop.begin()
