@@ -53,7 +53,14 @@ from exactlyonce.connectors.mysql.binlog_rows import CODECS, Column, Relation
 from exactlyonce.connectors.mysql.change_values import key_texts, relation_problems
 from exactlyonce.connectors.mysql.changes import MySQLBinlog, MySQLChanges
 from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
-from exactlyonce.connectors.mysql.table_rows import ANSWER_S, TAKEN, MySQLTableRows, TableInServer, found_table
+from exactlyonce.connectors.mysql.table_rows import (
+    ANSWER_S,
+    TAKEN,
+    MySQLTableRows,
+    TableInServer,
+    found_table,
+    table_now,
+)
 from exactlyonce.connectors.source import LogRead
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
 from exactlyonce.connectors.tables import Key, columns_of
@@ -161,7 +168,8 @@ class OpenBinlog(OpenSplit):
         self._held: list[Part | End] = []
         """The changes of a transaction whose end was not fetched yet."""
         self._failed: Halt | ConfigError | None = None
-        """The reason why nothing can be read after what is fetched."""
+        """The reason why nothing can be read after what is fetched: raised once all before is finalized."""
+        self._final = position.cursor
         self._ask_s = self._page_s = 0.0
         """The times of the next question, and of the next try to read a page that came too early."""
         self._read_ms = 0
@@ -257,7 +265,9 @@ class OpenBinlog(OpenSplit):
         stream = self._stream
         assert stream is not None
         if self._failed is not None:
-            raise self._failed
+            if self._final == self.cursor:
+                raise self._failed  # a later start goes on at the change itself
+            return
         unread = first_unread(self._tables.values()) is not None
         count, count_max = 0, max(records_max, JUDGED_MAX) if unread else records_max
         held, taken = self._held, 0
@@ -284,8 +294,6 @@ class OpenBinlog(OpenSplit):
         if items:
             self._end = None
             self._ready.extend(zip(items, self._judged(items), strict=True))
-        elif self._failed is not None:
-            raise self._failed
 
     def _undo(self, torn: Torn) -> None:
         """Forget the changes that are held of a transaction that did not happen. Raises Halt if some were given."""
@@ -459,6 +467,9 @@ class OpenBinlog(OpenSplit):
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
+    def finalized(self, position: SourceOffset) -> None:
+        self._final = position.cursor
+
     @property
     def cursor(self) -> str:
         tables = {table.source.table: table.cursor for table in self._tables.values()}
@@ -615,11 +626,15 @@ def captured(session: MySQLSession, binlog: MySQLBinlog, cursor: Cursor) -> list
     tables = []
     for members in binlog.tables:
         id, source = next(iter(members.items()))
-        there = found_table(session, source, id)
-        if wrong := [reason for member in members.values() for reason in _table_problems(session, member, there)]:
-            reasons = "; ".join(dict.fromkeys(wrong))
-            raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {reasons}.")
-        known = cursor.tables.get(source.table) or TableCursor(Pages() if source.snapshot == "pages" else None)
+        known = cursor.tables.get(source.table)
+        if known is None or known.pages is not None:
+            there = found_table(session, source, id)
+            problems = [reason for member in members.values() for reason in _column_problems(member, there)]
+        else:  # the next changes may be older than these columns, and tell their own
+            there, problems = table_now(session, source, id)[0], []
+        if problems := [*_table_problems(session, source, there), *dict.fromkeys(problems)]:
+            raise ConfigError(f"Source {id!r} cannot capture the changes of {source.table}: {'; '.join(problems)}.")
+        known = known or TableCursor(Pages() if source.snapshot == "pages" else None)
         tables.append(BinlogTable(id, members, known, (there.schema, there.name), there))
     return tables
 
@@ -637,6 +652,10 @@ def _table_problems(session: MySQLSession, source: MySQLChanges[Any], table: Tab
                 f"its foreign key {name} changes rows {' and '.join(rules)}, which is not in the binlog: make it "
                 f"RESTRICT, and let the program change them"
             )
+
+
+def _column_problems(source: MySQLChanges[Any], table: TableInServer) -> Iterator[str]:
+    """The reasons why the binlog does not tell the values of the record's columns."""
     columns = columns_of(source.value)
     for name, (type_, full_type, charset) in table.columns.items():
         if "/*" in full_type:

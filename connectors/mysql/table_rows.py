@@ -108,6 +108,14 @@ def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTab
 
 def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> TableInServer:
     """The table, looked at: ConfigError if it cannot be read by this key."""
+    table, wrong = table_now(session, source, id)
+    if wrong:
+        raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
+    return table
+
+
+def table_now(session: MySQLSession, source: KeyedRows[Any], id: str) -> tuple[TableInServer, list[str]]:
+    """The table, and why it cannot be read by its key: then it has none. ConfigError if it is not there."""
     found = session.ask(
         f"SELECT table_schema, table_name, table_type, engine, create_options "
         f"FROM information_schema.tables {OF_TABLE}", source.table,
@@ -142,22 +150,17 @@ def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> Table
             f"it has no unique index on ({', '.join(key)}), of whole columns and in this order: "
             f"ALTER TABLE {quoted(source.table)} ADD UNIQUE ({names})"
         )
-    if wrong:
-        raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
     casts = {
         name: f"DECIMAL({digits},{scale})" if types[name] == "decimal"
         else "UNSIGNED" if "unsigned" in columns[name].full_type else "SIGNED"
         for name, *_, digits, scale, _, _ in rows
     }  # fmt: skip
     collations = {name: (charset, collation) for name, *_, charset, collation in rows if collation}
-    return TableInServer(
-        schema=schema,
-        name=table_name,
-        kind=kind,
-        options=options or "",
-        columns=columns,
-        key=tuple(_key_column(name, types[name], casts[name], *collations.get(name, ())) for name in key),
+    compared = [] if wrong else [_key_column(name, types[name], casts[name], *collations.get(name, ())) for name in key]
+    table = TableInServer(
+        schema=schema, name=table_name, kind=kind, options=options or "", columns=columns, key=tuple(compared)
     )
+    return table, wrong
 
 
 def _key_column(name: str, type_: str, cast: str, charset: str = "", collation: str = "") -> KeyColumn:
