@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -62,6 +62,19 @@ class LoggedSource(DatabaseSource[T_co], PartSource[T_co]):
             yield "ahead= is about the timestamps of messages of Kafka: leave it out"
 
 
+class ChangeDecoding(Protocol[T]):
+    """Makes changes of the parts of a table."""
+
+    def decode(self, part: Any, /) -> Change[T]:
+        """The record. Raises ValueError if a value does not fit its field."""
+
+    def as_json(self, part: Any, /) -> bytes:
+        """The row's values, by column, for a dead letter."""
+
+    def key_of(self, part: Any, /) -> Key:
+        """The texts of the key's columns; () of a truncate."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
     """The description of the changes of a table."""
@@ -105,23 +118,24 @@ class TableChanges(KeyedRows[Change[T]], LoggedSource[Change[T]]):
         return f"{'rows and changes' if self.snapshot == 'pages' else 'changes'} of {self.table}"
 
     @abstractmethod
-    def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
-        """What makes a change of a part, and what shows a part as JSON. It needs the driver."""
+    def change_decoder(self) -> ChangeDecoding[T]:
+        """The decoder of its parts. It needs the driver."""
 
     def decoder(self) -> SplitDecoder:
         with self.needing_driver():
-            decode_change, as_json = self.change_decoder()
-        name, key = type_name(self.type), self.key_reader
+            changes = self.change_decoder()
+        name, key, decode_change = type_name(self.type), self.key_reader, changes.decode
 
         def refused(part: Any, error: BaseException) -> str:
-            row = f" with key {key(part.key)!r}" if part.key else ""
+            texts = changes.key_of(part)
+            row = f" with key {key(texts)!r}" if texts else ""
             return f"the change of {self.table}{row} is not {name}: {error}"
 
         def decode_record(part: Any) -> Any:
             return decode_change(part).record()
 
         decode = decode_record if self.is_changelog else decode_change
-        return SplitDecoder(decode, as_json, refused)
+        return SplitDecoder(decode, changes.as_json, refused)
 
     @property
     def key_reader(self) -> Callable[[Sequence[str]], Any]:

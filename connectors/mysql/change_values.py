@@ -80,6 +80,9 @@ class ChangeDecoder:
             if name in places
         ]
 
+    def key_of(self, part: Part) -> Key:
+        return part.key
+
     def as_json(self, part: Part) -> bytes:
         """The row's values, by column, for a dead letter."""
         values = part.change.new or part.change.old or ()

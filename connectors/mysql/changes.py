@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.changes import ChangeLog, TableChanges
+from exactlyonce.connectors.changes import ChangeDecoding, ChangeLog, TableChanges
 from exactlyonce.connectors.mysql.address import MySQLDatabase, MySQLTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.splits import OpenSplit, SourceFinding
-from exactlyonce.pipeline.changes import Change
 
 if TYPE_CHECKING:
     pass
@@ -51,11 +50,10 @@ class MySQLChanges(MySQLTable, TableChanges[T]):
     def whole(self, pipeline: str) -> MySQLBinlog:
         return MySQLBinlog(dsn=self.dsn, name=self.reader or f"exactlyonce_{pipeline}", on_error=self.on_error)
 
-    def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
+    def change_decoder(self) -> ChangeDecoding[T]:
         from exactlyonce.connectors.mysql.change_values import ChangeDecoder
 
-        decoder = ChangeDecoder(self)
-        return decoder.decode, decoder.as_json
+        return ChangeDecoder(self)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

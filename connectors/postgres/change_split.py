@@ -10,12 +10,11 @@ the position.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -33,6 +32,7 @@ from exactlyonce.connectors.postgres.change_stream import (
     LogMissing,
     Relation,
     RowChange,
+    StreamedTable,
     Truncate,
     read_lsn,
     shown_lsn,
@@ -41,6 +41,7 @@ from exactlyonce.connectors.postgres.change_values import (
     columns_in,
     key_texts,
     relation_problems,
+    rows_of_page,
 )
 from exactlyonce.connectors.postgres.changes import PostgresSlot, PostgresTransactions
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
@@ -88,6 +89,21 @@ class Left(NamedTuple):
     mark: str
 
 
+class Page(NamedTuple):
+    """The rows of a page."""
+
+    reads: list[RowChange]
+    """Those that were not returned yet, the next one last."""
+    places: tuple[int, ...]
+    """Of the key's columns."""
+    is_last: bool
+    """Whether there is no page of its table after it."""
+
+
+Taken = RowChange | Part | Left
+"""A message of the stream as a part, or what is left of it."""
+
+
 class OpenSlot(OpenSplit):
     """See the module. It holds a stream, and a session for questions and pages."""
 
@@ -108,10 +124,14 @@ class OpenSlot(OpenSplit):
         self._shown = {**shown, **{mark: prefix for prefix, mark in self._marks.items()}}
         """By mark: the table or the prefix."""
         self._stream: ChangeStream | None = None
-        self._page: deque[Part] = deque()
-        """The rows of the newest page that were not returned yet."""
-        self._ready = deque[Part | End | Left]()
+        self._page = Page([], (), is_last=False)
+        """The newest page."""
+        self._ready: list[Taken] = []
         """What was fetched of the stream."""
+        self._ends = deque[tuple[int, End]]()
+        """The ends among that, each with the number of items before it since the stream began."""
+        self._taken_count = 0
+        """The number of items of the stream that were taken."""
         self._skip: dict[str, int] = {}
         """The changes, by their mark, of the transaction at hand that were done with before the stream began."""
         self._names: dict[str, str] = {}
@@ -124,8 +144,6 @@ class OpenSlot(OpenSplit):
         """The place where the stream was last begun again after a fault."""
         self._near = 0
         """The number of the next transaction when the server was last asked, for tables without a snapshot."""
-        self._is_last = False
-        """Whether there is no page of its table after the newest."""
         self._unfit: dict[tuple[int, Op], Halt] = {}
         """The errors of the next changes, by the table's oid and the operation, that are no records any more."""
         self._halt: Halt | None = None
@@ -164,8 +182,8 @@ class OpenSlot(OpenSplit):
         require_kept(there, cursor, self._id)
         if there.holder is not None:
             self._free(there, take_over=take_over)
-        names = {oid: table.there.name for oid, table in self._tables.items()}
-        stream.start(slot.name, cursor.lsn, read_lsn(there.confirmed), names, self._marks)
+        streamed = {oid: StreamedTable(table.there.name, table.mark) for oid, table in self._tables.items()}
+        stream.start(slot.name, cursor.lsn, read_lsn(there.confirmed), streamed, self._marks)
         tables = {table.mark: str(oid) for oid, table in self._tables.items()}
         self._names = {**tables, **{mark: mark for mark in self._marks.values()}}
         if self._counts is not None:
@@ -174,6 +192,8 @@ class OpenSlot(OpenSplit):
         self._skip = {mark: cursor.done.get(name, 0) for mark, name in self._names.items()} if cursor.done else {}
         self._end = None
         self._ready.clear()
+        self._ends.clear()
+        self._taken_count = 0
         self._unfit.clear()
 
     def _free(self, slot: Slot, *, take_over: bool) -> None:
@@ -192,12 +212,13 @@ class OpenSlot(OpenSplit):
         if not ended:
             raise StoreUnavailable(f"{what}, and does not end")
 
-    def read(self, records_max: int) -> list[Part]:
-        if self._page:
-            return self._page_rows(records_max)
+    def read(self, records_max: int) -> list[Any]:
+        rows = self._page_rows(records_max)
+        if len(rows) == records_max:
+            return rows
         began = self._cursor.lsn, dict(self._cursor.done)
         try:
-            return self._read(records_max)
+            return rows + self._read(records_max - len(rows))
         except LogMissing as error:
             raise lost(self._id, f"cannot go on with slot {self._slot.name!r}: {error}") from error
         except StoreUnavailable:
@@ -206,25 +227,30 @@ class OpenSlot(OpenSplit):
             self._began_again = began
             self._drop_stream()
             self._start(take_over=False)
-            return []
+            return rows
 
-    def _read(self, records_max: int) -> list[Part]:
-        table = self._unread
-        if table is not None and self._halt is None and self._is_due(table):
-            pages = table.cursor.pages
-            assert pages is not None
-            if pages.last:
-                table.cursor.pages = None
-            elif self._read_page(table, pages):
-                return self._page_rows(records_max)
-            elif pages.dropped and not pages.since and table.unfit_since is None:
-                return []
+    def _read(self, records_max: int) -> list[Any]:
+        """What comes after the rows of the newest page that were returned."""
+        if (rows := self._next_page(records_max)) is not None:
+            return rows
         if not self._ready:
             if self._halt is None:
                 self._fetch(records_max)
             elif self._final == self.cursor:
                 raise self._halt  # a later start goes on at the change itself
-        return self._taken(records_max)
+        return self._take(records_max) or self._next_page(records_max) or []
+
+    def _next_page(self, records_max: int) -> list[Any] | None:
+        """The first rows of the next page, where it is read; None: the stream goes on."""
+        while self._halt is None and (table := self._unread) is not None and self._is_due(table):
+            pages = table.cursor.pages
+            assert pages is not None
+            if not pages.last:
+                if self._read_page(table, pages):
+                    return self._page_rows(records_max)
+                return [] if pages.dropped and not pages.since and table.unfit_since is None else None
+            table.cursor.pages = None
+        return None
 
     @property
     def _unread(self) -> SlotTable | None:
@@ -234,7 +260,7 @@ class OpenSlot(OpenSplit):
     def _is_due(self, table: SlotTable) -> bool:
         """Whether the stream is where the next page of *table* is read, or its last one is over."""
         pages = table.cursor.pages
-        at_end = self._stream is not None and not self._stream.inside and not self._ready
+        at_end = self._stream is not None and not (self._stream.inside or self._ready or self._ends)
         return pages is not None and at_end and (not pages.snapshot or self._cursor.lsn >= pages.until)
 
     def _fetch(self, records_max: int) -> None:
@@ -243,13 +269,16 @@ class OpenSlot(OpenSplit):
         unread = self._unread
         pages = None if unread is None else unread.cursor.pages
         is_held = pages is not None and pages.since > 0 and time.monotonic() < self._page_s
-        items: list[Part | End] = []
+        items: list[RowChange | Part] = []
+        first = self._taken_count + len(self._ready)
         count, count_max = 0, records_max if pages is None else max(records_max, JUDGED_MAX)
-        skipped = 0
+        came, skipped = False, 0
         for message in self._stream.messages():
+            came = True
+            parts: Sequence[RowChange | Part] = ()
             match message:
                 case RowChange():
-                    parts = self._parts(message)
+                    parts = (message,) if message.old is None else self._parts(message)
                 case Relation():
                     self._look_at(message)
                     if self._halt is not None:
@@ -259,12 +288,11 @@ class OpenSlot(OpenSplit):
                     if is_commit:
                         items += self._ended()  # no position lies between it and the commit
                         self._skip = {}
-                    items.append(message)
+                    self._ends.append((first + len(items), message))
                     if pages is not None and lsn >= pages.until and not is_held:
                         break  # a page is due
-                    parts = []
                 case Truncate(changes):
-                    parts = [Part(self._table_of(change).mark, (), change) for change in changes]
+                    parts = changes
                 case LogicalMessage(prefix):
                     parts = [Part(self._marks[prefix], (), message)]
             if self._counts is not None:
@@ -280,9 +308,9 @@ class OpenSlot(OpenSplit):
             items += parts
             if count >= count_max or skipped >= SKIPPED_MAX or (pages is not None and isinstance(message, Truncate)):
                 break  # a truncate begins pages anew
-        if items:
+        if came:
             self._end = None
-            self._ready.extend(items if unread is None else self._judged(items))
+            self._ready += items if unread is None else self._judged(items)
 
     def _ended(self) -> list[Part]:
         """The end of the transaction at hand, if it is a record and has changes. Until all tables are read it is none:
@@ -301,57 +329,59 @@ class OpenSlot(OpenSplit):
             )
         ]
 
-    def _is_done(self, part: Part) -> bool:
+    def _is_done(self, part: RowChange | Part) -> bool:
         """Whether *part* was done with before the stream began."""
         left = self._skip[part.mark]
         self._skip[part.mark] = left - 1
         return left > 0
 
-    def _taken(self, records_max: int) -> list[Part]:
+    def _take(self, records_max: int) -> list[Any]:
         """What is fetched, up to *records_max* changes that are to be given."""
-        given: list[Part] = []
-        within: list[Part | Left] = []  # done with of the transaction that is not over
-        cursor, ready = self._cursor, self._ready
-        while ready:
-            item = ready[0]
-            if isinstance(item, End):
-                if item.is_commit or not (within or cursor.done):
-                    cursor.lsn = max(item.lsn, cursor.lsn)
-                    within.clear()
-                    cursor.done.clear()
-            elif isinstance(item, Left):
-                within.append(item)
-            elif len(given) == records_max:
-                break
-            else:
-                within.append(item)
-                given.append(item)
-                if not item.key and isinstance(item.change, RowChange):
-                    self._begin_anew(self._table_of(item.change), item.change.begin)
-            ready.popleft()
-        for mark, count in Counter([part.mark for part in within]).items():
+        given = self._take_items(records_max)
+        while self._ready and len(given) < records_max:  # some are left to pages
+            given += self._take_items(records_max - len(given))
+        return given
+
+    def _take_items(self, items_max: int) -> list[Any]:
+        """Those of the next items, *items_max* at most, that are to be given."""
+        cursor, ends = self._cursor, self._ends
+        items, begun = self._ready[:items_max], self._taken_count
+        del self._ready[:items_max]
+        self._taken_count += len(items)
+        open_from = 0  # the first item of the transaction that is not over
+        while ends and ends[0][0] <= self._taken_count:
+            place, end = ends.popleft()
+            if end.is_commit or not (place - begun > open_from or cursor.done):
+                cursor.lsn = max(end.lsn, cursor.lsn)
+                open_from = place - begun
+                cursor.done.clear()
+        for mark, count in Counter([item.mark for item in items[open_from:]]).items():
             name = self._names[mark]
             cursor.done[name] = cursor.done.get(name, 0) + count
-        return given
+        if self._unread is None:
+            return items
+        for item in items:
+            if isinstance(item, RowChange) and item.op == "truncate":
+                self._begin_anew(self._table_of(item), item.begin)
+        return [item for item in items if not isinstance(item, Left)]
 
     def _table_of(self, change: RowChange) -> SlotTable:
         return self._tables[change.relation.oid]
 
-    def _parts(self, change: RowChange) -> list[Part]:
-        """The change; two if it changes the key."""
-        table = self._tables[change.relation.oid]
-        places, mark = table.places, table.mark
-        old = None if change.old is None else key_texts(change.old, places)
-        if change.new is None:
-            assert old is not None
-            return [Part(mark, old, change)]
-        new = key_texts(change.new, places, change.old)
-        if old is None or old == new:
-            return [Part(mark, new, change)]
-        return [
-            Part(mark, old, replace(change, op="delete", new=None)),
-            Part(mark, new, replace(change, op="insert")),
-        ]
+    def _parts(self, change: RowChange) -> list[RowChange]:
+        """The change, which has an old row; two if it changes the key."""
+        assert change.old is not None
+        if change.new is None or self._key_of(change) == key_texts(change.old, self._table_of(change).places):
+            return [change]
+        return [replace(change, op="delete", new=None), replace(change, op="insert")]
+
+    def _key_of(self, change: RowChange) -> Key:
+        """The key of the row that it is about."""
+        places = self._table_of(change).places
+        if change.new is not None:
+            return key_texts(change.new, places, change.old)
+        assert change.old is not None
+        return key_texts(change.old, places)
 
     def _look_at(self, relation: Relation) -> None:
         """Take note of the columns of a table's next changes, and whether these are records of the sources' types."""
@@ -378,51 +408,50 @@ class OpenSlot(OpenSplit):
 
     # --- the pages ----------------------------------------------------------------------------------------------------
 
-    def _judged(self, items: Sequence[Part | End]) -> list[Part | End | Left]:
+    def _judged(self, items: Sequence[RowChange | Part]) -> list[Taken]:
         """*items*, without the changes that a page has, or will have."""
-        judged: list[Part | End | Left] = [*items]
+        judged: list[Taken] = [*items]
         for table in self._tables.values():
             if (pages := table.cursor.pages) is None:
                 continue
             mark = table.mark
-            places = [
-                place for place, item in enumerate(items)
-                if isinstance(item, Part) and item.mark == mark and item.key
-            ]  # fmt: skip
-            keyed = [cast("Part", items[place]) for place in places]
-            for place, part, zone in zip(places, keyed, self._zones(table, pages, keyed), strict=True):
-                begin = part.change.begin
-                if zone is _UNREAD or (zone is _NEWEST and self._visible(pages, begin)):
+            changes = {
+                place: item for place, item in enumerate(items)
+                if isinstance(item, RowChange) and item.mark == mark and item.op != "truncate"
+            }  # fmt: skip
+            zones = self._zones(table, pages, list(map(self._key_of, changes.values())))
+            for (place, change), zone in zip(changes.items(), zones, strict=True):
+                if zone is _UNREAD or (zone is _NEWEST and self._visible(pages, change.begin)):
                     judged[place] = Left(mark)
                 if zone is _UNREAD:
-                    self._note_dropped(table, pages, begin)
+                    self._note_dropped(table, pages, change.begin)
         return judged
 
-    def _zones(self, table: SlotTable, pages: SlotPages, parts: Sequence[Part]) -> list[str]:
-        """Where the key of each change lies: in a page before the newest, in the newest, or in none."""
+    def _zones(self, table: SlotTable, pages: SlotPages, keys: Sequence[Key]) -> list[str]:
+        """Where each of *keys* lies: in a page before the newest, in the newest, or in none."""
         if pages.through is None and not pages.last:
-            return [_UNREAD] * len(parts)
-        read, newest = self._at_most(table, pages.after, parts), self._at_most(table, pages.through, parts)
+            return [_UNREAD] * len(keys)
+        read, newest = self._at_most(table, pages.after, keys), self._at_most(table, pages.through, keys)
         return [
             _READ if is_read else _NEWEST if is_newest or pages.last else _UNREAD
             for is_read, is_newest in zip(read, newest, strict=True)
         ]
 
-    def _at_most(self, table: SlotTable, bound: Key | None, parts: Sequence[Part]) -> list[bool]:
-        """Whether the key of each of *parts* is at most *bound*; None: there is no bound below any key."""
-        if bound is None or not parts:
-            return [False] * len(parts)
-        columns = [[part.key[place] for part in parts] for place in range(len(bound))]
+    def _at_most(self, table: SlotTable, bound: Key | None, keys: Sequence[Key]) -> list[bool]:
+        """Whether each of *keys* is at most *bound*; None: there is no bound below any key."""
+        if bound is None or not keys:
+            return [False] * len(keys)
+        columns = [[key[place] for key in keys] for place in range(len(bound))]
         names = sql.SQL(", ").join(sql.Identifier(f"k{place}") for place in range(len(bound)))
         arrays = sql.SQL(", ").join(sql.SQL(f"${place}::text[]") for place in range(1, len(bound) + 1))
-        keys = sql.SQL(", ").join(
+        typed = sql.SQL(", ").join(
             sql.SQL("{}::{}").format(sql.Identifier(f"k{place}"), sql.SQL(table.there.types[column]))
             for place, column in enumerate(table.there.key)
         )
         query = sql.SQL(
-            "SELECT ROW({keys}) <= ROW({bound}) FROM unnest({arrays}) WITH ORDINALITY AS k({names}, place)"
+            "SELECT ROW({typed}) <= ROW({bound}) FROM unnest({arrays}) WITH ORDINALITY AS k({names}, place)"
             " ORDER BY place"
-        ).format(keys=keys, bound=_literals(table.there, bound), arrays=arrays, names=names)
+        ).format(typed=typed, bound=_literals(table.there, bound), arrays=arrays, names=names)
         return [bool(row[0]) for row in self._session.rows(query, tuple(columns))]
 
     def _visible(self, pages: SlotPages, begin: Begin) -> bool:
@@ -508,25 +537,27 @@ class OpenSlot(OpenSplit):
             ((until,),) = session.rows("SELECT pg_logical_emit_message(true, 'exactlyonce', '')::text")
         pages.dropped, pages.after, pages.snapshot = [], after, text
         pages.until = read_lsn(until)
-        relation = columns_in(there)
-        begin = Begin(self._cursor.lsn, time_ms, None)
-        places, mark = places_of(there.key, [column.name for column in relation.columns]), table.mark
-        for line in lines:
-            row = _fields(line)
-            self._page.append(Part(mark, key_texts(row, places), RowChange("read", None, row, relation, begin)))
-        self._is_last = len(lines) < PAGE_ROWS
-        pages.last = self._is_last and not lines
+        relation, begin = columns_in(there), Begin(self._cursor.lsn, time_ms, None)
+        reads = [RowChange(table.mark, "read", relation, begin, row) for row in rows_of_page(lines)]
+        places = places_of(there.key, [column.name for column in relation.columns])
+        self._page = Page(reads[::-1], places, is_last=len(reads) < PAGE_ROWS)
+        pages.last = not reads
         return True
 
-    def _page_rows(self, records_max: int) -> list[Part]:
-        table = self._unread
-        assert table is not None
-        assert table.cursor.pages is not None
-        rows = [self._page.popleft() for _ in range(min(records_max, len(self._page)))]
+    def _page_rows(self, records_max: int) -> list[Any]:
+        """The next rows of the newest page."""
+        reads, places, is_last = self._page
+        rows = reads[-records_max:][::-1]
         if rows:
-            table.cursor.pages.through = rows[-1].key
-            table.cursor.pages.rows += len(rows)
-            table.cursor.pages.last = self._is_last and not self._page
+            del reads[-records_max:]
+            table = self._unread
+            assert table is not None
+            pages = table.cursor.pages
+            assert pages is not None
+            assert rows[-1].new is not None
+            pages.through = key_texts(rows[-1].new, places)
+            pages.rows += len(rows)
+            pages.last = is_last and not reads
         return rows
 
     # --- the rest -----------------------------------------------------------------------------------------------------
@@ -537,7 +568,9 @@ class OpenSlot(OpenSplit):
 
     def caught_up(self) -> bool:
         """Whether all that was committed at the last question was read. Asks the server how far it is, now and then."""
-        if self._page or self._ready or self._halt is not None or self._stream is None or self._stream.inside:
+        if (
+            self._page.reads or self._ready or self._halt is not None or self._stream is None or self._stream.inside
+        ):  # fmt: skip
             return False
         if (now_s := time.monotonic()) >= self._ask_s:
             self._ask_s = now_s + ASK_S
@@ -620,23 +653,3 @@ def snapshot_of(text: str) -> Snapshot:
     """
     xmin, xmax, running = text.split(":")
     return Snapshot(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
-
-
-def _fields(line: bytes) -> list[bytes | None]:
-    """The values of a line of COPY's text format.
-
-    >>> _fields(b"1\\tann\\t\\\\N\\ta\\\\tb\\n")
-    [b'1', b'ann', None, b'a\\tb']
-    """
-    fields = line[:-1].split(b"\t")
-    if b"\\" not in line:
-        return list(fields)
-    return [None if field == rb"\N" else _ESCAPED.sub(_unescaped, field) for field in fields]
-
-
-_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
-_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
-
-
-def _unescaped(match: re.Match[bytes]) -> bytes:
-    return _ESCAPES.get(match[1], match[1])

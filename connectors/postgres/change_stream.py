@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from typing import NamedTuple
 
@@ -33,13 +33,12 @@ STATUS_S = 10
 """The interval of status messages."""
 TIMEOUT_MS = 60_000
 """The silence after which the server ends a stream, at least: a shorter one of the server's own does not hold."""
-UNCHANGED = b"\0unchanged"
-"""In place of a large value that an update has left as it was, which the server does not send."""
-Values = Sequence[bytes | None]
 _EPOCH_MS = 946_684_800_000
 """2000-01-01, where the server's times begin, in ms since 1970."""
 _HEADER = 25
 """The bytes before a message of pgoutput: kind, two positions, a time."""
+_ROW = _HEADER + 6
+"""The bytes before the first row of a change: its kind, the table's oid, the kind of the row."""
 
 
 class Column(NamedTuple):
@@ -50,6 +49,14 @@ class Column(NamedTuple):
     """Of its type."""
     is_key: bool = True
     """Whether it is of the replica identity: old rows have it."""
+
+
+class StreamedTable(NamedTuple):
+    """A table whose changes are read."""
+
+    name: sql.Identifier
+    """Its name by now."""
+    mark: str
 
 
 class Relation(NamedTuple):
@@ -72,13 +79,17 @@ class Begin(NamedTuple):
 
 
 class RowChange(msgspec.Struct, frozen=True, gc=False):
-    """A change of a row, with all columns in the order of the relation; an old row may have only those of its key."""
+    """A change of a row. Rows are as the server has sent them, since most are looked into once: see `row_texts`."""
 
+    mark: str
+    """That of the table's members: see `Part`."""
     op: Op
-    old: Values | None
-    new: Values | None
     relation: Relation
+    """Its columns, in the order of the rows."""
     begin: Begin
+    new: bytes | None = None
+    old: bytes | None = None
+    """It may have only the values of the replica identity."""
 
 
 class Truncate(NamedTuple):
@@ -140,7 +151,10 @@ class ChangeStream:
         )
         self._relations: dict[int, Relation | None] = {}
         """By oid of each table that is read; None: its columns are not known yet."""
-        self._names: list[sql.Identifier] = []
+        self._tables: Mapping[int, StreamedTable] = {}
+        self._plain: dict[bytes, tuple[str, Op, Relation]] = {}
+        """By the bytes before its row: the mark, the operation and the relation of a change that has a new row alone,
+        as most have."""
         self._prefixes: frozenset[str] = frozenset()
         self.begin = Begin(0, 0, None)
         """The newest transaction that has begun to come."""
@@ -168,12 +182,12 @@ class ChangeStream:
         slot: str,
         lsn: int,
         acknowledged: int,
-        tables: Mapping[int, sql.Identifier],
+        tables: Mapping[int, StreamedTable],
         prefixes: Collection[str] = (),
     ) -> None:
         """Begin to stream at *lsn*: the changes of *tables*, by oid, which may have had other names, and the messages
         with these *prefixes*. *slot* is also the publication's name; it was told *acknowledged* before."""
-        self._relations, self._names = dict.fromkeys(tables), list(tables.values())
+        self._relations, self._tables = dict.fromkeys(tables), tables
         self._prefixes, self._acknowledged = frozenset(prefixes), acknowledged
         self._connection.rows(_LASTING.format(least=sql.Literal(TIMEOUT_MS)))
         self._status_s = time.monotonic()
@@ -198,7 +212,7 @@ class ChangeStream:
 
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
-        copy, is_fresh = self._copy, False
+        copy, plain, is_fresh = self._copy, self._plain, False
         self.keep()
         try:
             while True:
@@ -210,8 +224,10 @@ class ChangeStream:
                         f"server to which the slot was copied without its snapshot"
                     )
                 if length > 0:
-                    is_fresh = False
-                    if (message := self._message(bytes(data))) is not None:
+                    is_fresh, received = False, bytes(data)
+                    if (kind := plain.get(received[_HEADER:_ROW])) is not None:
+                        yield RowChange(*kind, self.begin, received[_ROW:])
+                    elif (message := self._message(received)) is not None:
                         yield message
                 elif length < 0:
                     result = copy.get_result()
@@ -238,7 +254,7 @@ class ChangeStream:
         kind = data[_HEADER : _HEADER + 1]
         if (op := _OPS.get(kind)) is not None:
             relation = self._relations.get(_LENGTH(data, _HEADER + 1)[0])
-            return None if relation is None else _row_change(op, data, relation, self.begin)
+            return None if relation is None else self._row_change(op, data, relation)
         if kind == b"B":
             lsn, at_us, transaction = struct.unpack_from("!QqI", data, _HEADER + 1)
             self.inside = True
@@ -253,11 +269,20 @@ class ChangeStream:
             count, _ = struct.unpack_from("!IB", data, _HEADER + 1)
             truncated = map(self._relations.get, struct.unpack_from(f"!{count}I", data, _HEADER + 6))
             return Truncate(
-                [RowChange("truncate", None, None, relation, self.begin) for relation in truncated if relation]
-            )
+                [
+                    RowChange(self._tables[relation.oid].mark, "truncate", relation, self.begin)
+                    for relation in truncated if relation
+                ]
+            )  # fmt: skip
         elif kind == b"M":
             return self._logical_message(data)
         return None
+
+    def _row_change(self, op: Op, data: bytes, relation: Relation) -> RowChange:
+        """A change with its old row, or the key of that, which comes before the new row."""
+        end = _end_of_row(data, _ROW)
+        new = None if op == "delete" else data[end + 1 :]
+        return RowChange(self._tables[relation.oid].mark, op, relation, self.begin, new, data[_ROW:end])
 
     def _keepalive(self, data: bytes) -> End | None:
         _, end, _, asks = struct.unpack_from("!cQQB", data)
@@ -274,8 +299,8 @@ class ChangeStream:
     def _relation_of(self, data: bytes) -> Relation | None:
         (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
         schema, name, rest = data[_HEADER + 5 :].split(b"\0", 2)
-        is_namesake = sql.Identifier(schema.decode() or "pg_catalog", name.decode()) in self._names
-        if oid not in self._relations and not is_namesake:
+        shown = sql.Identifier(schema.decode() or "pg_catalog", name.decode())
+        if oid not in self._relations and all(table.name != shown for table in self._tables.values()):
             return None
         is_full = rest[:1] == b"f"
         (count,), at = struct.unpack_from("!H", rest, 1), 3
@@ -286,6 +311,9 @@ class ChangeStream:
             columns.append(Column(rest[at + 1 : end].decode(), type_oid, bool(rest[at] & 1)))
             at = end + 9
         self._relations[oid] = relation = Relation(oid, tuple(columns), is_full)
+        if oid in self._tables:
+            for kind, op in _OPS.items():
+                self._plain[kind + data[_HEADER + 1 : _HEADER + 5] + b"N"] = self._tables[oid].mark, op, relation
         return relation
 
     def finalized(self, lsn: int) -> None:
@@ -326,45 +354,16 @@ class ChangeStream:
 _OPS: dict[bytes, Op] = {b"I": "insert", b"U": "update", b"D": "delete"}
 
 
-def _row_change(op: Op, data: bytes, relation: Relation, begin: Begin) -> RowChange:
-    at, old = _HEADER + 5, None
-    if data[at] != 0x4E:  # N: the new row; before it may be the old one, or its key
-        old, at = _values(data, at + 1)
-    return RowChange(op, old, None if op == "delete" else _last_values(data, at + 1), relation, begin)
+_COUNT, _LENGTH = struct.Struct("!H").unpack_from, struct.Struct("!I").unpack_from
 
 
-def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:
-    """The values of a row in *data* from *at* on, and where it ends."""
+def _end_of_row(data: bytes, at: int) -> int:
+    """Where the row ends that begins in *data* at *at*."""
     (count,) = _COUNT(data, at)
     at += 2
-    values: list[bytes | None] = []
     for _ in range(count):
-        if data[at] == 0x74:  # t: text
-            begin = at + 5
-            at = begin + _LENGTH(data, at + 1)[0]
-            values.append(data[begin:at])
-        else:
-            values.append(None if data[at] == 0x6E else UNCHANGED)
-            at += 1
-    return values, at
-
-
-_COUNT, _LENGTH = struct.Struct("!H").unpack_from, struct.Struct("!I").unpack_from
-_SHORT = b"t\0\0\0"
-"""Before a text of less than 256 bytes and the last byte of its length. A text has no byte 0."""
-
-
-def _last_values(data: bytes, at: int) -> list[bytes | None]:
-    """The values of the row in *data* from *at* to its end; most rows have only short texts.
-
-    >>> _last_values(b"\\0\\2t\\0\\0\\0\\2att\\0\\0\\0\\0", 0)
-    [b'at', b'']
-    >>> _, long = _last_values(b"\\0\\2nt\\0\\0\\1\\0" + 256 * b"t", 0)
-    >>> long == 256 * b"t"
-    True
-    """
-    _, *texts = data[at + 2 :].split(_SHORT)
-    return [text[1:] for text in texts] if (len(texts),) == _COUNT(data, at) else _values(data, at)[0]
+        at += 5 + _LENGTH(data, at + 1)[0] if data[at] == 0x74 else 1  # t: a text; else there is no value
+    return at
 
 
 def system_of(dsn: str) -> System:

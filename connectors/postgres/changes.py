@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.changes import ChangeLog, LoggedSource, TableChanges
+from exactlyonce.connectors.changes import ChangeDecoding, ChangeLog, LoggedSource, TableChanges
 from exactlyonce.connectors.postgres.dsn import PostgresDatabase, PostgresTable, quoted
 from exactlyonce.connectors.registry import check_reading, opened
 from exactlyonce.connectors.registry import problems as registry_problems
@@ -74,11 +74,10 @@ class PostgresChanges(PostgresTable, TableChanges[T], SlotSource[Change[T]]):
 
     kind: ClassVar[str] = "postgres-changes"
 
-    def change_decoder(self) -> tuple[Callable[[Any], Change[T]], Callable[[Any], bytes]]:
+    def change_decoder(self) -> ChangeDecoding[T]:
         from exactlyonce.connectors.postgres.change_values import ChangeDecoder
 
-        decoder = ChangeDecoder(self)
-        return decoder.decode, decoder.as_json
+        return ChangeDecoder(self)
 
 
 @dataclass(frozen=True, eq=False)

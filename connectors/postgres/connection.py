@@ -24,6 +24,7 @@ from psycopg import conninfo, generators, pq, sql
 from psycopg.abc import PQGen
 from psycopg.errors import Diagnostic
 from psycopg.pq.abc import PGconn
+from psycopg.waiting import Wait
 
 from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
@@ -305,11 +306,11 @@ class PostgresConnection:
                 size += len(chunk)
             connection.answer_s = self._limits.answer + size / _BYTES_PER_SECOND_MIN
 
-    def copied(self, statement: sql.Composed) -> list[bytes]:
+    def copied(self, statement: sql.Composed) -> bytes:
         """The lines of a COPY ... TO STDOUT, in its text format."""
         with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement):
             lines: list[bytes] = connection.wait(_lines(connection.pgconn))
-            return lines
+            return b"".join(lines)
 
     def replicate(self, command: sql.Composed, noticed: Callable[[Diagnostic], None]) -> PGconn:
         """Begin to stream with START_REPLICATION; the connection is for that alone from now on. *noticed* takes what
@@ -429,9 +430,19 @@ class PostgresConnection:
 
 def _lines(stream: PGconn) -> PQGen[list[bytes]]:
     """The lines of a COPY ... TO STDOUT, up to its end."""
-    lines = []
-    while isinstance(line := (yield from generators.copy_from(stream)), memoryview):
-        lines.append(bytes(line))
+    lines, receive = list[bytes](), stream.get_copy_data
+    while True:
+        length, line = receive(1)
+        if length > 0:
+            lines.append(bytes(line))
+        elif length == 0:
+            yield Wait.R
+            stream.consume_input()
+        else:
+            break
+    (result,) = yield from generators.fetch_many(stream)
+    if result.status != pq.ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(result)
     return lines
 
 

@@ -390,7 +390,9 @@ class KafkaEncoder:
             return None
         keys: list[Any] = mapped("key", self._key, outputs)
         encode = self._encode_key
-        return list(map(str.encode if encode is encode_key and set(map(type, keys)) == {str} else encode, keys))
+        if encode is encode_key:  # keys of one type take no function of ours for each
+            encode = _ENCODE_ALL.get(frozenset(map(type, keys)), encode)
+        return list(map(encode, keys))
 
     def headers(self, outputs: Sequence[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""
@@ -512,6 +514,10 @@ def _encode_by(codec: Codec[Any]) -> Callable[[object], bytes | None]:
 
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
+_ENCODE_ALL: Mapping[frozenset[type], Callable[[Any], bytes]] = {
+    frozenset({str}): str.encode, frozenset({int}): _encode_json,
+}  # fmt: skip
+"""Encodes keys that are all of these types, as `encode_key` does."""
 
 
 @dataclass(frozen=True, init=False)

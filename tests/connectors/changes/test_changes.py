@@ -199,7 +199,8 @@ def test_truncate_begins_the_pages_anew(shop: Shop, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
     shop.begin()
     shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 20) i")
-    until(lambda: not shop.poll(2) and len(shop.changes) >= 4)
+    while len(shop.changes) < 4:
+        shop.poll(2)
     with shop.session() as session:
         session.execute("INSERT INTO accounts VALUES (0, 'zoe', 0)")
         session.execute("TRUNCATE accounts")
