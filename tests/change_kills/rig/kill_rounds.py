@@ -474,15 +474,20 @@ class Round:
                 is_whole = act != "without its snapshot"
                 bank.fail_over(None if act == "without the slot" else self.slot, "kill", with_snapshots=is_whole)
         run = self.runs[-1] if self.runs[-1].process.poll() is None else self._start()
-        try:
-            code = run.process.wait(LIFE_S)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"hung: the run did not halt within {LIFE_S} s after a failover {act}") from None
-        run.wait()
+        while (code := self._ended(run, f"halt after a failover {act}")) == AWAY:
+            run = self._start()
         rule = {"behind": is_behind, "without its log": is_removed, "without its snapshot": is_left_out}.get(act)
         if code != HALT or (rule is not None and not rule(run.said, bank.primary)):
             raise Failed(f"after a failover {act} the run ended with {code}: {run.said[-3000:]}")
         bank.add_standby()
+
+    def _ended(self, run: Run, what: str) -> int:
+        """The exit code of *run*, which is to end by itself."""
+        try:
+            run.process.wait(LIFE_S)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"hung: the run did not {what} within {LIFE_S} s") from None
+        return run.wait()
 
     def _move_into_open_transaction(self) -> None:
         """Have the slot begin where a transaction was open, and more come after it than the pipeline has read."""
