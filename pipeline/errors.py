@@ -14,7 +14,8 @@
     │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
     │   ├── StoreUnavailable    a store does not answer (retriable)
-    │   │   └── LockHeld            connectors.postgres.connection: another session holds a lock
+    │   │   ├── LockHeld            connectors.postgres.connection: another session holds a lock
+    │   │   └── LogMissing          connectors.postgres.change_stream: a server lacks changes; its source halts
     │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
