@@ -196,7 +196,7 @@ def test_a_letter_depends_on_the_record_alone() -> None:
 
 
 MODULE = """
-from exactlyonce import DeadLetters, Pipeline
+from exactlyonce import DeadLetters, EventTime, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
