@@ -7,6 +7,7 @@
 # test-all      every case but those of the next two: an hour; goes on where it was broken off
 # test-matrix   stores beside Kafka, killed at every step: an hour
 # crash-matrix  a crash, a stop or a lost request at every step of the protocol: some hours; goes on where it was
+# changes-kills 300 kills of pipelines that read PostgreSQL's changes, and of its servers: an hour; goes on where it was
 # flaky         tests again and again, beside busy processes: ARGS="tests/state --times 20 --load 8"
 # simulate      histories on a broker in memory: SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores|load] [LUCK=zombies]
 #               [MUTANT="no alignment"]; SEED=123 replays one, with its trace
@@ -19,7 +20,7 @@
 # clean         removes .venv and all caches of the tools
 # help          this
 
-.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix simulate soak bench lint release site image clean kafka help
+.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix changes-kills simulate soak bench lint release site image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 # Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
@@ -70,6 +71,10 @@ test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 # make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for tests/README.md.
 crash-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	.venv/bin/python tests/crash_matrix/run.py $(ARGS)
+
+# Pipelines of captured changes: their processes, PostgreSQL and its standby are killed, and a judge compares all there is.
+changes-kills: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
+	.venv/bin/python tests/change_kills/run.py $(ARGS)
 
 SEEDS ?= 1000
 simulate: .venv/dev.stamp

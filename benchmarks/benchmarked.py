@@ -4,7 +4,7 @@ import asyncio
 import time
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from orders import CHEAP, Order, Priced, Total
@@ -23,7 +23,7 @@ from exactlyonce import (
     Tumbling,
     Windowed,
 )
-from exactlyonce.connectors import FileSource, KafkaSource
+from exactlyonce.connectors import FileSource, KafkaSource, PostgresChanges
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.stream import Stream
@@ -332,6 +332,16 @@ def _stored(name: str, source: str, sink: Sink[Order]) -> Pipeline:
 def to_postgres(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table."""
     return _stored(name, source, PostgresSink("orders", dsn=place))
+
+
+def captured(
+    name: str, dsn: str, table: str, slot: str, snapshot: Literal["pages", "never"], sink: str
+) -> Pipeline:  # fmt: skip
+    """The changes of a table of orders, by their keys."""
+    pipeline = Pipeline(name)
+    changes = PostgresChanges(table, dsn=dsn, key="id", value=Order, slot=slot, snapshot=snapshot)
+    pipeline.source("in", changes).sink("out", KafkaSink(sink))
+    return pipeline
 
 
 def to_mariadb(name: str, source: str, place: str) -> Pipeline:

@@ -38,6 +38,7 @@ import spark_sizes
 import spark_splits
 import spark_state
 import store_sinks
+import table_changes
 import throughput
 import visibility
 from bench import Bench
@@ -80,6 +81,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
+    "changes": table_changes.scenario,
     "parquet": parquet_files.scenario,
     "parquet-s3": parquet_files.to_s3,
     "lakes": lakes.scenario,

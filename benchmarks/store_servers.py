@@ -66,6 +66,7 @@ def _postgres(folder: Path, port: int) -> _Server:
     begin = [*_program("initdb"), "-D", str(folder / "data"), "-U", "owner", "-E", "UTF8", "--locale=C", "--auth=trust"]
     subprocess.run(begin, check=True, cwd=folder, user=user, capture_output=True)
     settings = {"port": port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_wal_size": "4GB"}
+    settings["wal_level"] = "logical"
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     command = [*_program("postgres"), "-D", str(folder / "data"), *options]
     return command, user, f"postgresql://owner@127.0.0.1:{port}/postgres", _postgres_answers

@@ -50,7 +50,7 @@ _OPTIONS_ELSEWHERE = {
 _WORDS = "words without an option before them (a value with blanks needs quotes; dir/* is each file in dir)"
 """In place of words that no option is before, which may be secrets."""
 Command = Callable[[argparse.Namespace], int]
-Commands = Any  # argparse's own type for it is private
+Actions = Any  # argparse's own type for it is private
 
 
 class Parser(argparse.ArgumentParser):
@@ -132,10 +132,16 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return _Formatter(prog, max_help_position=34, width=width)
 
 
-def add_command(commands: Commands, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
-    """The parser of one command; *summary* is its line in the list of commands, *text* precedes the options."""
-    parser: Parser = commands.add_parser(name, usage=f"%(prog)s {usage}", help=summary, description=text)
+def set_command(parser: Parser, usage: str, text: str, command: Command) -> None:
+    """Have *parser* call *command*; *text* precedes its options."""
+    parser.usage, parser.description = f"%(prog)s {usage}", text
     parser.set_defaults(command=command, parser=parser)
+
+
+def add_action(actions: Actions, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
+    """The parser of one action of a command; *summary* is its line in the list of actions."""
+    parser: Parser = actions.add_parser(name, help=summary)
+    set_command(parser, usage, text, command)
     return parser
 
 
@@ -266,6 +272,20 @@ def named(args: argparse.Namespace) -> str:
     shown = (shlex.quote(f"{name}={value}") if _is_harmless(name, value) else f"{shlex.quote(name)}=..."
              for name, value in args.param)  # fmt: skip
     return " ".join([args.pipeline, *(f"--param {parameter}" for parameter in shown)])
+
+
+_WITHOUT_PIPELINE = re.compile("(`exactlyonce (?:reset|changes setup|changes drop))`")
+
+
+def with_pipeline(text: str, args: argparse.Namespace) -> str:
+    """*text* of an error, with the pipeline in the commands that lack it.
+
+    >>> with_pipeline("Or `exactlyonce reset`.", argparse.Namespace(pipeline="orders:make", param=[]))
+    'Or `exactlyonce reset orders:make`.'
+    """
+    if ":" not in (getattr(args, "pipeline", None) or ""):
+        return text
+    return _WITHOUT_PIPELINE.sub(lambda command: f"{command[1]} {named(args)}`", text)
 
 
 def _is_harmless(name: str, value: str) -> bool:

@@ -1,8 +1,8 @@
 """The `exactlyonce` command: runs a subcommand, and turns its exception into a message and an exit code.
 
 Invariants: an error that a user can cause ends in one message without secrets and without a traceback, except that of
-the user's own function. Subcommands import their dependencies when they run, so that help is quick and only `broker`
-needs Java.
+the user's own function. The module of a command is imported once the command is given, and its dependencies when it
+runs: help is quick, and only `broker` needs Java.
 """
 
 from __future__ import annotations
@@ -14,36 +14,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from functools import cache
-from types import ModuleType
+from importlib import import_module
 
-from exactlyonce.cli.arguments import Commands, Parser, give_examples
-from exactlyonce.cli.commands import (
-    acls,
-    audit,
-    backfill,
-    broker,
-    cancel,
-    changes,
-    checkpoints,
-    completion,
-    config,
-    dead_letters,
-    demo,
-    diff,
-    doctor,
-    explain,
-    init,
-    mcp,
-    replay,
-    reset,
-    run,
-    savepoint,
-    savepoints,
-    state,
-    top,
-    transactions,
-    ui,
-)
+from exactlyonce.cli.arguments import Actions, Parser, give_examples
 from exactlyonce.cli.text import new_namespace, show_error
 from exactlyonce.engines.stop_signals import imports_were_stopped
 from exactlyonce.pipeline.errors import (
@@ -108,32 +81,65 @@ def main(argv: Sequence[str] | None = None) -> int:
         return READER_GONE
 
 
+_TASKS: dict[str, dict[str, str]] = {
+    "begin": {
+        "demo": "watch a pipeline survive kills",
+        "init": "write a first pipeline",
+        "broker": "start or stop a Kafka on this machine",
+        "completion": "complete commands in a shell",
+    },
+    "check before a run": {
+        "explain": "check a pipeline and show its graph",
+        "config": "show the settings of a run",
+        "acls": "show the rights that a pipeline needs",
+        "changes": "set up the capture of a table's changes",
+        "diff": "compare the output of two versions",
+    },
+    "run and stop": {
+        "run": "run a pipeline",
+        "cancel": "end a run without a checkpoint",
+        "savepoint": "take a savepoint",
+        "savepoints": "list, verify and delete savepoints",
+    },
+    "watch": {
+        "top": "show a pipeline in a terminal",
+        "ui": "show pipelines in a browser",
+        "checkpoints": "list checkpoints",
+        "doctor": "find what is wrong",
+        "mcp": "answer a client of MCP",
+    },
+    "state and history": {
+        "state": "show or import the state of operators",
+        "backfill": "compute history on Spark",
+        "catch-up": "go on from a checkpoint on Spark",
+    },
+    "audit and repair": {
+        "audit": "compare output with input",
+        "replay": "compute output again",
+        "dead-letters": "show records that could not be processed, send them back or discard them",
+        "transactions": "list, describe, commit and abort waiting output",
+        "reset": "delete the traces of a pipeline",
+    },
+}
+"""The commands by task, each with its line, in the order of the help."""
+
+
 @cache
-def parser() -> Parser:
+def parser(word: str | None = None) -> Parser:
+    """The parser of the command line. With *word*, its first word, only that command has arguments: the modules of the
+    others are not imported."""
     root = Parser(prog="exactlyonce", usage="exactlyonce COMMAND ...", description=_EXAMPLES, epilog=_EPILOG)
     root.add_argument("--version", action=_Version, help="show the version, then exit")
-    commands: Commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=root.prog)
-    commands.by_task = {}
-    for task, modules in _TASKS.items():
-        before = [*commands.choices]
-        for module in modules:
-            module.add(commands)
-        commands.by_task[task] = [name for name in commands.choices if name not in before]
-    for command in commands.choices.values():
-        give_examples(command)
-    root.set_defaults(root=root)
+    commands: Actions = root.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=root.prog)
+    commands.by_task = {task: [*summaries] for task, summaries in _TASKS.items()}
+    for summaries in _TASKS.values():
+        for name, summary in summaries.items():
+            command = commands.add_parser(name, help=summary)
+            if word in (None, name):
+                import_module(f"exactlyonce.cli.commands.{name.replace('-', '_')}").add(command)
+                give_examples(command)
+    root.set_defaults(whole=parser)
     return root
-
-
-_TASKS: dict[str, tuple[ModuleType, ...]] = {
-    "begin": (demo, init, broker, completion),
-    "check before a run": (explain, config, acls, changes, diff),
-    "run and stop": (run, cancel, savepoint, savepoints),
-    "watch": (top, ui, checkpoints, doctor, mcp),
-    "state and history": (state, backfill),
-    "audit and repair": (audit, replay, dead_letters, transactions, reset),
-}
-"""The commands by task, in the order of the help."""
 
 
 class _Version(argparse.Action):
@@ -153,10 +159,11 @@ class _Version(argparse.Action):
 
 def _run(argv: Sequence[str] | None) -> int:
     args = new_namespace()
+    words = [*(sys.argv[1:] if argv is None else argv), ""]
     try:
-        parser().parse_args(argv, args)
+        parser(words[0]).parse_args(argv, args)
         if imports_were_stopped():
-            raise StoppedShort(BEFORE_ANYTHING_RAN) if args.command is run.run else KeyboardInterrupt
+            raise StoppedShort(BEFORE_ANYTHING_RAN) if words[0] == "run" else KeyboardInterrupt
         code: int = args.command(args)
     except EndedAtOnce as error:
         code = _failed(error, args)

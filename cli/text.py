@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from exactlyonce.cli.arguments import with_pipeline
 from exactlyonce.engines import events
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 
@@ -140,12 +141,16 @@ def show_from_handler(line: str) -> None:
 
 def show_error(args: argparse.Namespace, error: ExactlyOnceError, trace: str) -> None:
     """Show why the command of *args* ends; *trace* is a traceback to show, or empty."""
+
+    def shown(text: str) -> str:
+        return with_pipeline(str(args.redact(text)), args)
+
     if args.json:
         traced = {"traceback": args.redact(trace)} if trace else {}
-        show_event(events.ending(error, args.subject, args.redact) | traced)
+        show_event(events.ending(error, args.subject, shown) | traced)
         return
     sys.stderr.write(args.redact(trace))
-    message = f"exactlyonce: {args.redact(str(error))}"
+    message = f"exactlyonce: {shown(str(error))}"
     to_stderr(wrapped(message, terminal_width()) if sys.stderr.isatty() else message)
 
 

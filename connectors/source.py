@@ -16,9 +16,40 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.source import EventTime
+
+
+class TableRead(msgspec.Struct):
+    """A table whose rows are read page by page beside its changes."""
+
+    table: str
+    page: int
+    """The page at hand, from 1 on."""
+    pages: int
+    """About so many, by the server's estimate of the rows."""
+
+
+class LogRead(msgspec.Struct, kw_only=True):
+    """How far a split is in its server's log, and what the server keeps for it. None: not known."""
+
+    name: str
+    """The slot, or the log."""
+    lag_ms: int | None = None
+    """The age of the oldest commit that may be unread, by the server's clock; 0: all was read."""
+    lag_bytes: int | None = None
+    kept_bytes: int | None = None
+    safe_bytes: int | None = None
+    """What may be written before the server removes log that is still needed; None: no limit is known."""
+    status: str = ""
+    """The server's word for it, as "reserved"."""
+    problem: str = ""
+    """What is wrong with it, as a sentence without its full stop; empty: nothing is known."""
+    tables: list[TableRead] = []
+    """Those that are still read in pages."""
 
 
 class RawRecord(Protocol):
@@ -93,7 +124,11 @@ class SourceReader(Protocol):
 
     def lags(self) -> Mapping[tuple[str, int], int]:
         """The visible records not yet returned, as far as is known without a request, by topic and partition; of other
-        sources by the place and the number of each split that is open."""
+        sources by the place and the number of each split that is open. Nobody counts the records of a log: a split of
+        `logs` is not among them."""
+
+    def logs(self) -> Sequence[LogRead]:
+        """The splits that read a server's log, as of the last few seconds."""
 
     def close(self) -> None:
         """Close the connections; nothing is committed."""

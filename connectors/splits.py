@@ -7,9 +7,10 @@ batch keeps what was read as it is, and makes a record with its place only where
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -18,15 +19,16 @@ from typing import Any, NamedTuple, TypeVar, overload
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import RangeContext, ReaderContext, SplitFinder
+from exactlyonce.connectors.source import LogRead, RangeContext, ReaderContext, SplitFinder
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.source import AHEAD, EventTime, Source, TimeOf
+from exactlyonce.pipeline.source import AHEAD, EventTime, Routed, Source, TimeOf
 
 T_co = TypeVar("T_co", covariant=True)
+LOG_INTERVAL_S = 2.0
 SPLIT_RECORDS = 1_000_000
 """The records that a split may have left, where only reading would count them."""
 
@@ -65,6 +67,11 @@ class OpenSplit(ABC):
     def buffered(self) -> int:
         """The records that are known to be there, not yet read; right after it was opened, all of them, if it grows."""
         return 0
+
+    def log(self) -> LogRead | None:
+        """How far it is in its server's log, if it reads one, and what its server says about that. It is asked every
+        `LOG_INTERVAL_S`, between two calls of `read`; what the server does not say is None, and no error."""
+        return None
 
     def finalized(self, position: SourceOffset) -> None:  # noqa: B027 - many have nothing to say to their server
         """A checkpoint with this *position* of it is finalized: what lies before is never read again."""
@@ -164,6 +171,17 @@ class SplitRecords(SplitBatch):
                 yield SplitRecord(next(parts), start, number, name, time_ms, mark)
 
 
+class SourceFinding(NamedTuple):
+    """What is wrong in the server of a source, or will be; see `SplitSource.examine`."""
+
+    what: str
+    """A sentence without its full stop."""
+    do: str
+    """The remedy."""
+    is_note: bool = False
+    """Whether it needs no action now."""
+
+
 OpensSplit = Callable[[SourceOffset], OpenSplit]
 """Opens a split at a position. Raises `Halt` if it is not the same any more, or has no such position."""
 
@@ -254,6 +272,10 @@ class SplitsReader:
         self._endless, self._grows = (endless or grows) and context.targets is None, grows
         self._opening = _Opening(open_split, grows=grows)
         self._opened: dict[int, OpenSplit] = {}
+        self._logs: dict[int, LogRead] = {}
+        """What the splits that read a log said last."""
+        self._ask_logs_s = 0.0
+        """The time to ask them again."""
         self._unended: list[int] = []
         self._quiet = set[int]()
 
@@ -293,7 +315,9 @@ class SplitsReader:
 
     def _open(self, split: int) -> OpenSplit:
         if split not in self._opened:
-            self._opened[split] = self._opening.open(self._positions[split])
+            opened = self._opened[split] = self._opening.open(self._positions[split])
+            if (log := opened.log()) is not None:
+                self._logs[split] = log
         return self._opened[split]
 
     def positions(self) -> tuple[SourceOffset, ...]:
@@ -321,7 +345,18 @@ class SplitsReader:
         return self._quiet
 
     def lags(self) -> dict[tuple[str, int], int]:
-        return {(self._positions[split].topic, split): opened.buffered() for split, opened in self._opened.items()}
+        return {
+            (self._positions[split].topic, split): opened.buffered()
+            for split, opened in self._opened.items()
+            if split not in self._logs
+        }
+
+    def logs(self) -> list[LogRead]:
+        if self._logs and (now_s := time.monotonic()) >= self._ask_logs_s:
+            self._ask_logs_s = now_s + LOG_INTERVAL_S
+            asked = {split: opened.log() for split, opened in self._opened.items() if split in self._logs}
+            self._logs = {split: log for split, log in asked.items() if log is not None}
+        return list(self._logs.values())
 
     def close(self) -> None:
         for opened in self._opened.values():
@@ -469,6 +504,12 @@ class SplitSource(Source[T_co]):
         if isinstance(self.time, EventTime) and self.time.ahead not in (None, AHEAD):
             yield "ahead= is about the timestamps of messages of Kafka: leave it out"
 
+    def examine(self, positions: Sequence[SourceOffset]) -> tuple[str, Sequence[SourceFinding]]:
+        """What the server says about the source, whose newest *positions* these are, for `exactlyonce doctor`: its
+        state as a phrase, which is empty if there is nothing to ask, and what is wrong. Raises `StoreUnavailable` where
+        nobody answers, `StoreError` where the server refuses to."""
+        return "", ()
+
     def describe(self) -> dict[str, Any]:
         """The class, the place and the type. Override it where more belongs to the identity, say a query."""
         value = shape.describe(self.type)
@@ -500,6 +541,29 @@ class SplitDecoder:
 
     def times_ms(self, records: Sequence[SplitRecord]) -> Iterator[int]:
         return (record.time_ms for record in records)
+
+
+class SharedDecoder(SplitDecoder):
+    """The decoder of a `SharedSource` of several members: *decoders* by their ids. A part has the `mark` of those that
+    get it; it becomes one record for each of them, or is refused."""
+
+    def __init__(self, routes: Mapping[str, tuple[str, ...]], decoders: Mapping[str, SplitDecoder]) -> None:
+        by_mark = {mark: (ids, [decoders[id] for id in ids]) for mark, ids in routes.items()}
+        routed = {mark: (ids, _all_of([decoder.decode for decoder in own])) for mark, (ids, own) in by_mark.items()}
+
+        def decode(part: Any) -> Routed:
+            ids, decode = routed[part.mark]
+            return ids, decode(part)
+
+        super().__init__(
+            decode,
+            lambda part: by_mark[part.mark][1][0]._bytes_of(part),
+            lambda part, error: by_mark[part.mark][1][0]._refused(part, error),
+        )
+
+
+def _all_of(decodes: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    return decodes[0] if len(decodes) == 1 else lambda part: tuple([decode(part) for decode in decodes])
 
 
 class PlacedDecoder(SplitDecoder):

@@ -1,4 +1,4 @@
-"""Tables of a database, whatever the database: their common description, and as sources.
+"""A database and its tables, whatever the database: their common description, and tables as sources.
 
 A source reads each row once, by ranges of a unique key, in its order.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.secrets import PASSWORD_WRITTEN, is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.shape import SCALARS, Field, Form, describe, record_fields, shape_of, type_name
+from exactlyonce.pipeline.source import Source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -40,8 +41,8 @@ TEXTS = SCALARS - {Form.BOOL, Form.INT, Form.FLOAT}
 DOCUMENTS = frozenset({Form.RECORD, Form.DICT, Form.LIST, Form.TUPLE, Form.SET})
 
 
-class DatabaseTable:
-    """The part that a source and a sink share, which name a table and the place of a connection string."""
+class Database:
+    """The part that sources, logs and sinks share, which name the place of a connection string."""
 
     extra: ClassVar[str]
     """The extra of its driver, which is also its name in places."""
@@ -51,7 +52,6 @@ class DatabaseTable:
     """The database's own client, as a command that reads statements from its stdin."""
     schemes: ClassVar[tuple[str, ...]]
     """The beginnings of its connection strings, if these are URLs."""
-    table: str
     dsn: str
 
     @staticmethod
@@ -63,6 +63,11 @@ class DatabaseTable:
     def query(dsn: str, statement: str) -> Iterator[Any]:
         """The rows of *statement*, as objects by column or as their JSON, in the database of *dsn*, a reference."""
         raise NotImplementedError
+
+    @property
+    def named(self) -> str:
+        """Its name in errors."""
+        return type(self).__name__
 
     def dsn_problems(self) -> Iterator[str]:
         """The mistakes of the dsn, each with its remedy."""
@@ -79,11 +84,25 @@ class DatabaseTable:
 
     def needing_driver(self) -> AbstractContextManager[None]:
         """Around imports of what needs the driver."""
-        return needing(self.extra, self.driver, f"{type(self).__name__}({self.table!r})")
+        return needing(self.extra, self.driver, self.named)
 
     def granted_by(self, statements: Iterable[str]) -> Grants:
         """The rights that *statements* give, for an administrator."""
         return Grants(f"the database of {shown_reference(self.dsn)}", self.client, tuple(statements))
+
+
+class DatabaseTable(Database):
+    """A database, and a table in it."""
+
+    table: str
+
+    @property
+    def named(self) -> str:
+        return f"{type(self).__name__}({self.table!r})"
+
+    def reading_grants(self, user: str) -> tuple[str, ...]:
+        """The statements that let *user* read the table."""
+        raise NotImplementedError
 
 
 class TableSplit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -211,23 +230,36 @@ def field_problems(
     *types*: of the table's columns, of which *taken* has the forms of fields that take their values, if it is known. An
     Enum, say, may take whatever a column has.
     """
-    for name, field in columns.items():
+    for name, declared in columns.items():
         if name not in types:
-            if field.required:
+            if declared.required:
                 yield f"it has no column {name!r}, which the record's type has, without a default"
             continue
-        forms = forms_of(field)
+        forms = forms_of(declared)
         if forms and forms <= SCALARS | DOCUMENTS and not forms & taken.get(types[name], forms):
             shown = " | ".join(sorted(form.value for form in forms))
-            yield f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
+            fitting = " or ".join(sorted(form.value for form in taken[types[name]]))
+            wrong = f"its column {name!r} is {types[name]}, which the record's field, {shown}, does not take"
+            yield f"{wrong}: {fitting} does"
 
 
 @dataclass(frozen=True, eq=False)
-class KeyedRows(DatabaseTable, SplitSource[T_co]):
+class DatabaseSource(Database, Source[T_co]):
+    """The description of a source that is read from a database."""
+
+    dsn: str = field(repr=False, kw_only=True)
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from self.dsn_problems()
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedRows(DatabaseTable, DatabaseSource[T_co]):
     """The description of a source of rows, which have a key."""
 
     table: str
-    dsn: str
+    _: KW_ONLY
     key: str | tuple[str, ...]
     value: TypeForm[Any]
 
@@ -235,27 +267,27 @@ class KeyedRows(DatabaseTable, SplitSource[T_co]):
     def key_columns(self) -> tuple[str, ...]:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
-    @property
-    def repeats(self) -> bool:
-        return False
-
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if not isinstance(self.table, str) or not self.table:
             yield f"table={self.table!r} must be the name of a table"
-        yield from self.dsn_problems()
         if not self.key_columns or not all(isinstance(column, str) and column for column in self.key_columns):
             yield f'key={self.key!r} must name the columns of a unique key, as "id" or ("shop", "number")'
         if not columns_of(self.value):
             yield f"value={type_name(self.value)} has no fields for the columns: give a Struct, or a dataclass"
 
 
-@dataclass(frozen=True, eq=False)
-class TableSource(KeyedRows[T_co]):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableSource(KeyedRows[T_co], SplitSource[T_co]):
     """The description of a table as a source."""
 
-    one_snapshot: bool
-    name: str
+    value: TypeForm[T_co]
+    one_snapshot: bool = False
+    name: str = ""
+
+    @property
+    def repeats(self) -> bool:
+        return False
 
     @property
     def type(self) -> Any:
@@ -291,6 +323,10 @@ class TableSource(KeyedRows[T_co]):
             f"are of a later moment.",
             operator=position.source,
         )
+
+    def grants(self, user: str) -> Grants:
+        """See `Source`."""
+        return self.granted_by(self.reading_grants(user))
 
     def decoder(self) -> SplitDecoder:
         name = type_name(self.value)

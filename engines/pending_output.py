@@ -171,9 +171,9 @@ def with_hidden(topics: Topics, outputs: Iterable[WaitingOutput]) -> list[Waitin
     known, hidden = list(outputs), dict[tuple[str, int], int]()
     for topic in sorted({place.topic for output in known for place in output.places}):
         with suppress(TopicError):  # it was deleted
-            ends = topics.end_offsets(topic, committed=False)  # first: later records are not held back
-            stable = topics.end_offsets(topic, committed=True)
-            hidden.update({(topic, partition): max(0, end - stable[partition]) for partition, end in ends.items()})
+            offsets = topics.log_offsets(topic)
+            for partition, end in offsets.end.items():
+                hidden[topic, partition] = max(0, end - offsets.stable[partition])
     return [
         dataclasses.replace(
             output,

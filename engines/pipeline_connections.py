@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
@@ -22,6 +22,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     HISTORY,
     LATE_BELOW_LATEST,
+    Committable,
     Failure,
     Finalized,
     Manifest,
@@ -31,14 +32,12 @@ from exactlyonce.checkpoint.records.manifest import (
 )
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.succession import AnotherLeads, Succession, last_look
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import topic_with_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepared
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.partitioning import SETTING
 from exactlyonce.connectors.kafka.visible import other_partitioner
 from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
-from exactlyonce.engines.bounded.replay_repair import ReplayRepair, where_replayed
-from exactlyonce.engines.bounded.stages import Submit
 from exactlyonce.engines.connections import NO_REPLAY, Connections, with_heartbeat
 from exactlyonce.engines.external_checks.preflight import PipelineTopics, check_services, require_variables
 from exactlyonce.engines.external_checks.stores import BackgroundStores, PipelineStores, stages
@@ -46,10 +45,14 @@ from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_resources import erase_condemned
 from exactlyonce.engines.plan import Plan, TaskSpec
 from exactlyonce.engines.processes import is_known_dead
-from exactlyonce.engines.savepoints.restoring import RestoreTarget, Restoring, require_readable
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreUnavailable, TopicError
 from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
+
+if TYPE_CHECKING:
+    from exactlyonce.engines.bounded.replay_repair import ReplayRepair
+    from exactlyonce.engines.bounded.stages import Submit
+    from exactlyonce.engines.savepoints.restoring import Restoring
 
 
 class PipelineConnections(Connections):
@@ -86,7 +89,7 @@ class PipelineConnections(Connections):
         self.transaction_timeout_ms = 0
         """The timeout of the sinks' transactions; known after `look`."""
         self._storages: Storages
-        self._replays: ReplayRepair
+        self._replays: ReplayRepair | None = None
         self.skips: tuple[RecordPlace, ...] = ()
         """The records to leave out; known after `recover`."""
         self._restoring: Restoring | None = None
@@ -175,15 +178,9 @@ class PipelineConnections(Connections):
             erase_condemned(options.client, topic, history, self.note)
             topic, history = self._prepared()
         self._seen = history
-        self._replays = self.keep(
-            ReplayRepair(
-                Loaded(load_reference(self._reference), self._reference), options.client, self.transaction_timeout_ms,
-                lambda: self.log.history, self.note, *where_replayed(options.repair, self._units),
-            )
-        )  # fmt: skip
         self.open_log(
             topic, transaction_timeout_ms=self.transaction_timeout_ms, step=self._step,
-            replay=NO_REPLAY if options.repair == "halt" else self._replays, storage=options.checkpoint.storage,
+            replay=NO_REPLAY if options.repair == "halt" else self._replay, storage=options.checkpoint.storage,
         )  # fmt: skip
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
@@ -199,6 +196,8 @@ class PipelineConnections(Connections):
         require_own_place(self._storages, history, options.checkpoint.storage)
         if history.latest is not None and not config.goes_on_from_savepoint(history.latest):
             blocks, drops = self._storages.of(history.storage), options.allow_dropped_fields
+            from exactlyonce.engines.savepoints.restoring import require_readable
+
             require_readable(self._plan.graph, history.latest, blocks, self.note, drops_fields=drops)
         self.lead(config, self.known_blocks)
 
@@ -227,19 +226,20 @@ class PipelineConnections(Connections):
 
     def _prepared(self) -> tuple[TopicInfo, History]:
         """The checkpoint topic, created unless it exists, and its decisions."""
-        config, pipeline = self.client, self.pipeline
-        prepare_topic(config, pipeline, self._options.checkpoint_partitions)
+        prepared(self.topics, self.pipeline, self._options.checkpoint_partitions)
         try:
-            return read_topic(config, pipeline)
+            return topic_with_history(self.topics, self.pipeline)
         except TopicError:  # another process was deleting condemned checkpoints
-            prepare_topic(config, pipeline, self._options.checkpoint_partitions)
-            return read_topic(config, pipeline)
+            prepared(self.topics, self.pipeline, self._options.checkpoint_partitions)
+            return topic_with_history(self.topics, self.pipeline)
 
     def _savepoint_to_restore(self, history: History) -> Restoring | None:
         """The savepoint that the run begins from, checked against the pipeline."""
         asked, plan = self._options.restoration, self._plan
         if asked is None:
             return None
+        from exactlyonce.engines.savepoints.restoring import RestoreTarget, Restoring
+
         around = RestoreTarget(
             graph=plan.graph,
             inputs=self.pipeline_topics.inputs,
@@ -280,8 +280,21 @@ class PipelineConnections(Connections):
                 assert self._restoring is not None, "a savepoint was found"
                 return with_heartbeat(self._beat, partial(self._restoring.write, checkpoint, incarnation))
             case ask.Appended(records) if any(isinstance(record, Finalized) for record in records):
-                self._replays.close()  # nothing of the checkpoint is replayed any more
+                if self._replays is not None:
+                    self._replays.close()  # nothing of the checkpoint is replayed any more
         return NotImplemented
+
+    def _replay(self, manifest: Manifest, lost: Committable, name: str) -> Committable | str:
+        if self._replays is None:
+            from exactlyonce.engines.bounded.replay_repair import ReplayRepair, where_replayed
+
+            self._replays = self.keep(
+                ReplayRepair(
+                    Loaded(load_reference(self._reference), self._reference), self.client, self.transaction_timeout_ms,
+                    lambda: self.log.history, self.note, *where_replayed(self._options.repair, self._units),
+                )
+            )  # fmt: skip
+        return self._replays(manifest, lost, name)
 
     def task_spec(self, attempt: int, manifest: Manifest) -> TaskSpec:
         """The tasks that *attempt* begins from *manifest*."""

@@ -92,7 +92,7 @@ class AvroCodec(SchemaCodec[T]):
 
         def write(value: T) -> bytes:
             plain = to_builtins(value, builtin_types=FASTAVRO_TYPES)
-            written = _written(plain, parsed)
+            written = encoded(plain, parsed)
             if narrow:
                 _require_valid(plain, parsed)
             return header + written
@@ -108,7 +108,7 @@ class AvroCodec(SchemaCodec[T]):
 
             def resolve(data: bytes) -> T:
                 # Written again: fastavro gives the schema's own objects for defaults, and integers as they were
-                value: T = convert(_read(_written(_read(data, writer, parsed), parsed), parsed), type_)
+                value: T = convert(_read(encoded(_read(data, writer, parsed), parsed), parsed), type_)
                 return value
 
             return resolve
@@ -197,8 +197,8 @@ def _as_stored(schema: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(schema))
 
 
-def _written(value: Any, schema: Any) -> bytes:
-    """*value* by *schema*. Raises TypeError or ValueError if it does not fit."""
+def encoded(value: Any, schema: Any) -> bytes:
+    """*value* by *schema*, which is parsed. Raises TypeError or ValueError if it does not fit."""
     out = BytesIO()
     try:
         fastavro.schemaless_writer(out, schema, value, disable_tuple_notation=True)

@@ -20,7 +20,7 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
-from exactlyonce.pipeline.source import Source, field_problems, time_of
+from exactlyonce.pipeline.source import PartSource, SharedSource, Source, field_problems, time_of
 from exactlyonce.pipeline.timed import Expiry, entry_type
 from exactlyonce.pipeline.validation import check
 from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
@@ -102,6 +102,8 @@ class Builder:
         return self._nodes[origin.node].key_type
 
     def add_source(self, id: str, source: Any) -> Input:
+        if isinstance(source, PartSource):
+            return self._add_part(id, source)
         if isinstance(source, Source) and source.parts:
             streams = [self.add_source(f"{id}-{as_name(topic)}", part) for topic, part in source.parts.items()]
             return self.add(Kind.UNION, id, tuple(streams), type=hints.known(source.type))
@@ -111,6 +113,27 @@ class Builder:
             )
         self.problem(f"expected a source, as KafkaSource(...), got {source!r}")
         return self.add(Kind.SOURCE, id, ())
+
+    def _add_part(self, id: str, part: PartSource[Any]) -> Input:
+        """Add a member to the source that reads it, whose node comes with the first one."""
+        whole, type_ = part.whole(self.pipeline_id).with_member(id, part), hints.known(part.type)
+        node = self._nodes.get(whole.id)
+        if node is None:
+            self.add(
+                Kind.SOURCE, whole.id, (), source=whole, on_error=whole.dead_letters, type=hints.known(whole.type),
+                outputs={id: type_},
+            )  # fmt: skip
+        elif isinstance(node.source, SharedSource) and node.source.dsn == whole.dsn:
+            whole = node.source.with_member(id, part)
+            outputs = {**node.outputs, id: type_}
+            self._nodes[whole.id] = replace(node, source=whole, type=hints.known(whole.type), outputs=outputs)
+        elif not isinstance(node.source, SharedSource):
+            self._claimed(whole.id, Kind.SOURCE)  # which notes the problem
+        else:
+            self.problem(
+                f"{whole.place} is of another database than at {node.location}: give this source its own slot="
+            )
+        return self.add(Kind.PART, id, (Input(whole.id, id),), type=type_, source=part)
 
     def add_table(self, id: str, source: Any) -> Input:
         """Add the source of a changelog, by the key of its records."""
@@ -379,7 +402,8 @@ class Builder:
             return self._derived(str(id))
         if (first := self._nodes.get(id)) is None:
             return id
-        free = self._derived(f"{id}-{'out' if kind is Kind.SINK else 'in' if kind is Kind.SOURCE else kind.value}")
+        stem = {Kind.SINK: "out", Kind.SOURCE: "in", Kind.PART: "in"}.get(kind, kind.value)
+        free = self._derived(f"{id}-{stem}")
         self.problem(
             f"id {id!r} of this {kind.value} is that of the {first.kind.value} at {first.location}, and each of a "
             f"pipeline has its own: {free!r} is free"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+
+
+class Ignored(ValueError):
+    """Raised by `decode` of a record that is to be left out in silence, whatever on_error= is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,8 @@ class Codec(Generic[T]):
     type: Any
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
+    ignores_null: ClassVar[bool] = False
+    """Whether a null value of Kafka is left out in silence."""
 
     def describe(self) -> dict[str, Any]:
         """The name and schema, as JSON values in manifests."""

@@ -14,7 +14,8 @@
     │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
     │   ├── StoreUnavailable    a store does not answer (retriable)
-    │   │   └── LockHeld            connectors.postgres.connection: another session holds a lock
+    │   │   ├── LockHeld            connectors.postgres.connection: another session holds a lock
+    │   │   └── LogMissing          connectors.postgres.change_stream: a server lacks changes; its source halts
     │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
@@ -52,7 +53,6 @@ Every message says what happened, whose fault it is, and what to do. All errors 
 from __future__ import annotations
 
 import re
-from asyncio import CancelledError
 from collections.abc import Mapping, Sized
 
 INTERRUPTED = 128 + 2
@@ -216,9 +216,15 @@ class InvariantViolation(ExactlyOnceError):
     exit_code = 70
 
 
-USERS_ERRORS = (Exception, SystemExit, CancelledError)
-"""The exceptions of the user's code on a record: also of sys.exit(), which would end a worker silently, and of a
-cancelled task of asyncio, which is no `Exception`. An interrupt is not among them."""
+def users_errors() -> tuple[type[BaseException], ...]:
+    """The exceptions of the user's code on a record: also of sys.exit(), which would end a worker silently, and of a
+    cancelled task of asyncio, which is no `Exception`. An interrupt is not among them.
+
+    For an except clause, which calls it once something is raised: the help of the command loads no asyncio.
+    """
+    from asyncio import CancelledError
+
+    return (Exception, SystemExit, CancelledError)
 
 
 class UsersTraceback(Exception):

@@ -75,6 +75,8 @@ class Kind(str, Enum):
     """(record) -> ignored; the record is unchanged"""
     WITH_TIME = "with_time"
     """(record) -> its new event time; the record is unchanged"""
+    PART = "part"
+    """No function: passes on the records of one member of a source that several share"""
     UNION = "union"
     FEEDBACK = "feedback"
     """No function: passes on the records of its back edge"""
@@ -359,7 +361,8 @@ class LogicalGraph:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
         line += ", ".join(f"{self._arrow(node, port)} {_written(read)}" for port, read in enumerate(node.inputs))
         if node.source:
-            line += _described(SOURCES, type(node.source), node.source.place)
+            described = _described(SOURCES, type(node.source), node.source.shown)
+            line += f" {described}" if node.inputs else described
         if node.sink:
             line += f" {_described(SINKS, type(node.sink), node.sink.shown)}"
         if node.sink and node.sink.delivery != EXACTLY_ONCE:

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from exactlyonce.pipeline import hints, shape
-from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError, UserError
+from exactlyonce.pipeline.errors import ConfigError, GraphError, UserError, users_errors
 from exactlyonce.pipeline.location import caller, raised_at
 from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.stream import Pipeline
@@ -208,7 +208,7 @@ def _users_code(doing: str) -> Iterator[None]:
         raise GraphError(f"{raised_at(error)}: {error}") from None
     except (UserError, ModuleNotFoundError):
         raise
-    except USERS_ERRORS as error:
+    except users_errors() as error:
         where = raised_at(error)
         at = f"{where}: " if where else ""
         raise ConfigError(f"{at}{doing} failed: {type(error).__name__}: {error}") from error

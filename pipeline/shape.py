@@ -190,6 +190,8 @@ class Field:
     """Whether the bytes lack the field if it has its default."""
     get: Callable[[Any], Any]
     """Gets it of a record; None if an optional one is missing in a dict."""
+    may_be_unchanged: bool = False
+    """Whether its default is `pipeline.changes.UNCHANGED`, for which the bytes lack it."""
 
 
 SCALARS = frozenset({
@@ -253,7 +255,10 @@ def _record(info: Any) -> Shape:
         factory = field.default_factory
         default = factory() if factory in (list, dict, set) else field.default
         omitted = omits and default is not msgspec.NODEFAULT
-        return Field(field.encode_name, field.name, _visit(field.type), field.required, default, omitted, get)
+        unchanged = not (field.required or is_mapping) and (default, factory) == (msgspec.NODEFAULT, msgspec.NODEFAULT)
+        return Field(
+            field.encode_name, field.name, _visit(field.type), field.required, default, omitted, get, unchanged
+        )  # fmt: skip
 
     return Shape(
         Form.RECORD,

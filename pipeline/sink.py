@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
-from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, StoreError, StoreUnavailable, require_whole
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable, require_whole, users_errors
 from exactlyonce.pipeline.grants import Grants
 
 Delivery = Literal["exactly_once", "at_least_once", "at_most_once"]
@@ -139,6 +139,6 @@ def mapped(argument: str, function: Callable[[T], R], outputs: Sequence[T]) -> l
     try:
         made = list(map(function, outputs))
         require_whole(made, len(outputs))
-    except USERS_ERRORS as error:
+    except users_errors() as error:
         raise FunctionRaised(argument) from error
     return made

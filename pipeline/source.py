@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
@@ -14,8 +14,11 @@ from exactlyonce.pipeline.dead_letters import DeadLetterTarget, OnError
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.grants import Grants
-from exactlyonce.pipeline.hints import UNKNOWN, members, without_none
+from exactlyonce.pipeline.hints import UNKNOWN, members, union, without_none
 from exactlyonce.pipeline.location import caller, location
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -178,6 +181,11 @@ class Source(ABC, Generic[T_co]):
         no topic has."""
         return self.topic or ""
 
+    @property
+    def shown(self) -> str:
+        """What it reads, for people: in `explain`, and on the page."""
+        return self.place
+
     def grants(self, user: str) -> Grants | None:
         """The rights of *user* in its store; None: there is no such store, or nothing to grant."""
         return None
@@ -220,6 +228,104 @@ class Source(ABC, Generic[T_co]):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The identity of the source, as JSON values: part of the graph's fingerprint and of manifests."""
+
+
+class PartSource(Source[T_co]):
+    """A source that is read together with others of its pipeline, as the tables of one slot."""
+
+    @property
+    @abstractmethod
+    def mark(self) -> str:
+        """The name of its records within the whole. Members with one mark get the same ones, each as its own type."""
+
+    @abstractmethod
+    def whole(self, pipeline: str) -> SharedSource:
+        """The source that reads it in *pipeline*, as yet without members."""
+
+    @property
+    def stamp(self) -> Callable[[Any], Any] | None:
+        """Gives the time of a record, where only other members have a time of their own."""
+        return None
+
+
+Routed: TypeAlias = tuple[tuple[str, ...], Any]
+"""A record of a `SharedSource` with several members: the ids of those that get it, and the record; of several, a tuple
+with a record for each. A plain tuple is made faster."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SharedSource(Source[Any]):
+    """A source that is read once for all its members. It gives `Routed` if it has several."""
+
+    dsn: str = field(repr=False)
+    """The place of its database's connection string: two with one id read the same only if they have it in common."""
+    members: Mapping[str, PartSource[Any]] = field(default_factory=dict)
+    """By the id that the user gave."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """The id of its node."""
+
+    def with_member(self, id: str, member: PartSource[Any]) -> Self:
+        """The same source with another member."""
+        return replace(self, members={**self.members, id: member})
+
+    @property
+    def type(self) -> Any:
+        return union(member.type for member in self.members.values())
+
+    @property
+    def routes(self) -> dict[str, tuple[str, ...]]:
+        """The ids of the members by their mark."""
+        marks = dict.fromkeys(member.mark for member in self.members.values())
+        return {mark: tuple(id for id, member in self.members.items() if member.mark == mark) for mark in marks}
+
+    @property
+    def _given_time(self) -> EventTime[Any] | None:
+        """Of each member its own; of one without any that of the commit."""
+        if len(self.members) == 1:
+            return next(iter(self.members.values()))._given_time
+        given = [event_time for member in self.members.values() if (event_time := member.event_time) is not None]
+        if not given:
+            return None
+        times = {ids: self._time_at(ids) for ids in self.routes.values()}
+        return replace(given[0], at=lambda routed: times[routed[0]](routed[1]), ahead=None)
+
+    def _time_at(self, ids: tuple[str, ...]) -> Callable[[Any], Any]:
+        """The function that gives the time of a record of the members *ids*."""
+        members = [self.members[id] for id in ids]
+        place = next((place for place, member in enumerate(members) if member.time is not None), 0)
+        event_time = members[place].event_time
+        function = members[place].stamp if event_time is None else event_time.function
+        if function is None:
+            raise GraphError(f"{ids[place]!r} has no time=")  # one of `problems`
+        return function if len(ids) == 1 else lambda records: function(records[place])
+
+    def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+        only, *others = self.members.values()
+        return super().time_function(at) if others else only.time_function(at)
+
+    def problems(self) -> Iterator[str]:
+        """The settings in which its members differ, and should not: their own mistakes are theirs."""
+        members = list(self.members.values())
+        if any(member.on_error != self.on_error for member in members):
+            yield f"on_error= belongs to all that {self.place} reads: give {', '.join(self.members)} the same"
+        given = {id: member._given_time for id, member in self.members.items()}
+        times = [event_time for event_time in given.values() if event_time is not None]
+        if len({(time.disorder_ms, time.idle_ms) for time in times}) > 1 or any(
+            time.on_error != times[0].on_error for time in times
+        ):
+            yield (
+                f"disorder=, idle= and on_error= of EventTime belong to all that {self.place} reads: give "
+                f"{', '.join(id for id in given if given[id] is not None)} the same"
+            )
+        for id, member in self.members.items():
+            if times and given[id] is None and member.stamp is None:
+                yield f"{id!r} has no time=, and others that {self.place} reads have one: give it one"
+        for ids in self.routes.values():
+            if len({event_time.at for id in ids if (event_time := given[id]) is not None}) > 1:
+                yield f"{' and '.join(ids)} are the same records with another time=: give both the same"
 
 
 def time_of(at: str | Callable[[Any], Any], type_: Any) -> Callable[[Any], Any]:

@@ -177,7 +177,8 @@ class Pipeline:
         >>> names = pipeline.table("names", KafkaSource.records("names", key=str, value=str))
 
         The key is the message's, of the type *key* of the source, as of ``KafkaSource.records``. A null value
-        deletes the key; its event time is the timestamp of the message. Of `PostgresChanges` the key is the row's.
+        deletes the key; its event time is the timestamp of the message. Of `PostgresChanges`, and of a topic read by
+        `DebeziumCodec`, the key is the row's.
         """
         return Table(self._builder, self._builder.add_table(id, source))
 

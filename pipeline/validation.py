@@ -26,11 +26,11 @@ _WANTED = {
 }
 """The missing consumer of unused records by the kind of their node, other than a sink."""
 _LETTING_NONE_OUT = (
-    Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.REDUCE,
-    Kind.ENRICH,
+    Kind.PART, Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.STATEFUL_MAP,
+    Kind.REDUCE, Kind.ENRICH,
 )  # fmt: skip
 """The kinds that drop no record."""
-_PASSING_ON = (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
+_PASSING_ON = (Kind.PART, Kind.FILTER, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
 
 
 def check(graph: LogicalGraph, written_at: str) -> Iterator[str]:
@@ -55,7 +55,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
     yield from _ends(graph, node)
     if node.source:
         yield from node.source.problems()
-        yield from _source_place(graph, node, node.source)
+        if node.kind is Kind.SOURCE:
+            yield from _source_place(graph, node, node.source)
         if node.source.start_group == graph.pipeline_id:
             yield (
                 f"start_group={node.source.start_group!r} is the pipeline's own name, under which its offsets are "
@@ -82,7 +83,7 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
 def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.kind is Kind.SINK:
         return
-    if not graph.consumers(node.id):
+    if not graph.consumers(node.id) and not (node.kind is Kind.SOURCE and node.outputs):
         wanted = _WANTED.get(node.kind, ".sink(id, ...)")
         if node.fn is key_of_message:
             table = node.inputs[0].node

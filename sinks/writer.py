@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_origi
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import BlockRef, Precommit, StagedAck
 from exactlyonce.pipeline import hints, shape
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation
 from exactlyonce.pipeline.records import Record
@@ -235,11 +235,6 @@ def holds_records(type_: Any) -> bool:
     return type_ is Record or get_origin(type_) is Record
 
 
-def holds_changes(type_: Any) -> bool:
-    """Whether a stream of the type is of `Change`."""
-    return type_ is Change or get_origin(type_) is Change
-
-
 def holds_keys(type_: Any) -> bool:
     """Whether each output of the type has a key and a value of its own."""
     return holds_records(type_) or holds_changes(type_)
@@ -248,6 +243,7 @@ def holds_keys(type_: Any) -> bool:
 def value_type(type_: Any) -> Any:
     """The type of the values of a stream of *type_*.
 
+    >>> from exactlyonce.pipeline.changes import Change
     >>> value_type(Record[int]), value_type(int), value_type(Change[dict]) == dict | None
     (<class 'int'>, <class 'int'>, True)
     """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import ge
 from typing import Any, Generic, TypeVar
 
-from exactlyonce.pipeline.errors import USERS_ERRORS, require
+from exactlyonce.pipeline.errors import require, users_errors
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.slots import TableTimes, key_of, packed_slot, places, slot_of, unpacked_slot
 from exactlyonce.state.state_type import StateType
@@ -80,7 +80,7 @@ class BatchTable(StatesTable[S]):
                     state, output = fn(get(key), record)
                     states[key] = changes[key] = state
                     append(output)
-        except USERS_ERRORS as error:
+        except users_errors() as error:
             raise ApplyFailed(len(outputs)) from error
         self._touched(len(states) - count)
         return outputs
@@ -108,7 +108,7 @@ class BatchTable(StatesTable[S]):
                     before = get(key)
                     states[key] = changes[key] = state = record if before is None else fn(before, record)
                     append(state)
-        except USERS_ERRORS as error:
+        except users_errors() as error:
             raise ApplyFailed(len(outputs)) from error
         self._touched(len(states) - count)
         return outputs
@@ -138,7 +138,7 @@ class TimedStates(StatesTable[S]):
             else:
                 for index, (key, record) in enumerate(zip(keys, records, strict=True)):  # noqa: B007 - of the error
                     states[key] = changes[key] = fn(get(key), record)
-        except USERS_ERRORS as error:
+        except users_errors() as error:
             raise ApplyFailed(index) from error
         self._touched(len(states) - count)
 

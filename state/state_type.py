@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.errors import users_errors
 from exactlyonce.pipeline.keys import holds_keys
 from exactlyonce.pipeline.lossy import lossy
 from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
@@ -185,7 +185,7 @@ class StateType(Generic[S]):
         for step, taken, migration in steps:
             try:
                 states = [_encode(migration(msgspec.msgpack.decode(state, type=taken))) for state in states]
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 raise StateIncompatible(
                     f"The migration of version {step} of the state of operator {self.operator!r} failed: "
                     f"{type(error).__name__}: {error}. Nothing was changed: correct it, and run again."

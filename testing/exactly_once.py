@@ -16,7 +16,7 @@ import msgspec
 from confluent_kafka import Message
 
 from exactlyonce.connectors.kafka.source import KafkaSource
-from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, ExactlyOnceError, GraphError
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, GraphError, users_errors
 from exactlyonce.pipeline.event_time import ms_of
 from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.pipeline.records import Record
@@ -193,7 +193,7 @@ def _timed(source: Any, record: InputRecord) -> InputRecord:
     try:
         (decoded,) = map(decoder.decode, decoder.parts([message]))
         return record._replace(time_ms=max(0, ms_of(source.event_time.function(decoded))))
-    except USERS_ERRORS:
+    except users_errors():
         return record
 
 

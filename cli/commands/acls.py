@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
+from exactlyonce.cli.arguments import Parser, add_pipeline, loaded, set_command
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ _USER = re.compile(r"[\w.@-]{1,63}")
 SERVERS = "$EXACTLYONCE_BOOTSTRAP_SERVERS"
 
 
-def add(commands: Commands) -> None:
-    usage, summary = "MODULE:PIPELINE --principal P [options]", "show the rights that a pipeline needs"
-    parser = add_command(commands, "acls", usage, summary, _EXAMPLES, acls)
+def add(parser: Parser) -> None:
+    usage = "MODULE:PIPELINE --principal P [options]"
+    set_command(parser, usage, _EXAMPLES, acls)
     add_pipeline(parser)
     parser.add_argument("--principal", metavar="P", required=True, help="who is to have them, as User:orders")
     servers = f"the brokers in the commands (default: {SERVERS})"

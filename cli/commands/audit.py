@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
+from exactlyonce.cli.arguments import Parser, add_pipeline, at_least_one, client, loaded, set_command
 from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, LineOfProgress, add_replaying, executors
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ FOUND = 1
 _SHOWN = 20
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "audit", "MODULE:PIPELINE [options]", "compare output with input", _EXAMPLES, audit)
+def add(parser: Parser) -> None:
+    set_command(parser, "MODULE:PIPELINE [options]", _EXAMPLES, audit)
     add_pipeline(parser)
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="the first checkpoint (default: oldest)")
     parser.add_argument("--to", dest="last", metavar="N", type=int, help="the last one (default: newest)")

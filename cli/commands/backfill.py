@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.records.manifest import HISTORY
-from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
+from exactlyonce.cli.arguments import Parser, add_pipeline, add_settings, loaded, named, set_command
 from exactlyonce.cli.spark_arguments import (
     AUTO,
     SPARK,
@@ -49,35 +49,21 @@ examples:
   exactlyonce backfill orders:pipeline --from-savepoint s3://backups/order-totals-42-1f2e3d4c
 
 {SPARK_TEXT}"""
-_CATCH_UP = f"""\
-Go on from the last checkpoint of a pipeline on Spark, to the end of its topics or to
-what --to names, and end with a checkpoint; with --follow, until Ctrl-C: then small chunks
-run in this process, unless --on spark is given.
-
-examples:
-  exactlyonce catch-up orders:pipeline
-  exactlyonce catch-up orders:pipeline --follow --parallelism 8
-
-{SPARK_TEXT}"""
+USAGE = "MODULE:PIPELINE [options]"
 STOPPING = "stopping after this checkpoint; ask again to stop at once, which loses nothing"
 
 
-def add(commands: Commands) -> None:
-    usage = "MODULE:PIPELINE [options]"
-    filling = add_command(commands, "backfill", usage, "compute history on Spark", _BACKFILL, backfill)
-    _arguments(filling)
-    filling.add_argument(
+def add(parser: Parser) -> None:
+    set_command(parser, USAGE, _BACKFILL, backfill)
+    add_arguments(parser)
+    parser.add_argument(
         "--no-output",
         action="store_true",
         help="compute state alone, and write dead letters only: output up to --to is another application's",
     )
-    catching = add_command(commands, "catch-up", usage, "go on from a checkpoint on Spark", _CATCH_UP, catch_up)
-    _arguments(catching)
-    catching.set_defaults(no_output=False)
-    catching.add_argument("--follow", action="store_true", help="go on with new records, until it is stopped")
 
 
-def _arguments(parser: Parser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_pipeline(parser)
     parser.add_argument(
         "--to",
@@ -101,15 +87,10 @@ def _arguments(parser: Parser) -> None:
 
 def backfill(args: argparse.Namespace) -> int:
     """Begin without a checkpoint, or continue an interrupted backfill."""
-    return _work(args, follow=False, from_nothing=True)
+    return work(args, follow=False, from_nothing=True)
 
 
-def catch_up(args: argparse.Namespace) -> int:
-    """Continue from the last checkpoint."""
-    return _work(args, follow=args.follow, from_nothing=False)
-
-
-def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
+def work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.engines.bounded.catch_up import CatchUp
     from exactlyonce.engines.configuration import parallelism_given
     from exactlyonce.engines.stop_signals import handling_stop_signals
@@ -118,18 +99,18 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     pipeline = loaded(args)
     name, began_s, stopping = pipeline.pipeline.name, time.monotonic(), threading.Event()
     progress = LineOfProgress(name, json=args.json)
-    work = CatchUp(
+    catching = CatchUp(
         loaded=pipeline, options=options, parallelism=parallelism_given(vars(args)), progress=progress,
         to=to, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
         no_output=args.no_output, small_here=follow and args.on == AUTO, take_over=args.take_over,
         command_name=named(args), stopping=stopping,
     )  # fmt: skip
-    work.judge()
-    with executors(args, name, None if follow or options.repair == SPARK else work.records, progress) as where:
-        work.choose_parallelism(where)
+    catching.judge()
+    with executors(args, name, None if follow or options.repair == SPARK else catching.records, progress) as where:
+        catching.choose_parallelism(where)
         try:
             with handling_stop_signals(_handler(stopping, progress)):
-                summary = work.run(where)
+                summary = catching.run(where)
         finally:
             progress.close()
         _sum_up(args, name, summary, time.monotonic() - began_s)

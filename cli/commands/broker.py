@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_command, pair, port
+from exactlyonce.cli.arguments import Parser, add_action, pair, port, set_command
 
 _NOT_RUNNING = 1
 _PORT = 9092
@@ -28,13 +28,13 @@ examples:
 """
 
 
-def add(commands: Commands) -> None:
-    usage, summary = "start|stop|status [options]", "start or stop a Kafka on this machine"
-    parser = add_command(commands, "broker", usage, summary, _EXAMPLES, status)
+def add(parser: Parser) -> None:
+    usage = "start|stop|status [options]"
+    set_command(parser, usage, _EXAMPLES, status)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
-    starting = add_command(actions, "start", "[options]", "start it; returns once it answers", "", start)
-    stopping = add_command(actions, "stop", "[options]", "stop it; its data stays", "", stop)
-    looking = add_command(actions, "status", "[options]", "show whether it runs, and where", "", status)
+    starting = add_action(actions, "start", "[options]", "start it; returns once it answers", "", start)
+    stopping = add_action(actions, "stop", "[options]", "stop it; its data stays", "", stop)
+    looking = add_action(actions, "status", "[options]", "show whether it runs, and where", "", status)
     for action in (starting, stopping, looking):
         action.add_argument(
             "--data-dir", metavar="DIR", type=Path, help="its folder (default: ~/.local/share/exactlyonce/broker)"

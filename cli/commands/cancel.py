@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.arguments import Parser, add_cluster, add_pipeline_name, client, pipeline_name, set_command
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ To end with a last checkpoint, send the run SIGTERM, or `exactlyonce savepoint -
 """
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "cancel", "PIPELINE [options]", "end a run without a checkpoint", _EXAMPLES, cancel)
+def add(parser: Parser) -> None:
+    set_command(parser, "PIPELINE [options]", _EXAMPLES, cancel)
     add_pipeline_name(parser)
     parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for the run (default: 10m)")
     parser.add_argument("--json", action="store_true", help="the result as one JSON document")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.cli.arguments import Parser, add_action, add_pipeline, loaded, set_command
+from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from exactlyonce.connectors.postgres.changes import PostgresChanges
+    from exactlyonce.connectors.changes import ChangeLog
 
 _DECLINED = 1
 _EXAMPLES = """\
-Make or remove the publication and the replication slot of each PostgresChanges of a
-pipeline. Each statement is printed, and run in the database of dsn=. From setup on the
-server keeps its log until the pipeline has read it: drop what is not read any more.
+Make or remove the publication and the replication slot that the PostgresChanges of a
+pipeline share. Each statement is printed, and run in the database of dsn=. From setup on
+the server keeps its log until the pipeline has read it: drop what is not read any more.
+For MySQLChanges there is nothing to make: setup checks the server and the tables.
 
 examples:
   exactlyonce changes setup shop:pipeline --dry-run
@@ -25,8 +27,9 @@ examples:
   exactlyonce changes drop shop:pipeline --yes
 """
 _SETUP = """\
-Make what is not there. The role of dsn= owns the table, has CREATE on the database and
-REPLICATION; `exactlyonce acls` prints what a role needs that only runs the pipeline.
+Make what is not there, and publish tables that are new to the pipeline. The role of dsn=
+owns the tables, has CREATE on the database and REPLICATION; `exactlyonce acls` prints what
+a role needs that only runs the pipeline.
 """
 _DROP = """\
 Remove the slots and the publications; the pipeline does not run. Changes from then on are
@@ -35,13 +38,12 @@ The command shows the statements, and asks.
 """
 
 
-def add(commands: Commands) -> None:
-    summary = "set up the capture of a table's changes"
-    parser = add_command(commands, "changes", "setup|drop MODULE:PIPELINE [options]", summary, _EXAMPLES, set_up)
+def add(parser: Parser) -> None:
+    set_command(parser, "setup|drop MODULE:PIPELINE [options]", _EXAMPLES, set_up)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     usage = "MODULE:PIPELINE [options]"
-    setting_up = add_command(actions, "setup", usage, "make publications and slots", _SETUP, set_up)
-    dropping = add_command(actions, "drop", usage, "remove them", _DROP, drop)
+    setting_up = add_action(actions, "setup", usage, "make publications and slots", _SETUP, set_up)
+    dropping = add_action(actions, "drop", usage, "remove them", _DROP, drop)
     for action in (setting_up, dropping):
         add_pipeline(action)
         action.add_argument("--dry-run", action="store_true", help="only print the statements")
@@ -49,39 +51,60 @@ def add(commands: Commands) -> None:
 
 
 def set_up(args: argparse.Namespace) -> int:
-    for id, source in _sources(args):
-        there = f"nothing to do, slot {source.slot_name} is there; a second pipeline needs its own slot="
-        _show(id, source, source.setup(dry_run=args.dry_run), there)
+    for log in _logs(args):
+        with _explained():
+            statements = log.setup(dry_run=args.dry_run)
+        _show(log, statements)
     return 0
 
 
 def drop(args: argparse.Namespace) -> int:
-    sources = list(_sources(args))
-    found = [(id, source, source.drop(dry_run=True)) for id, source in sources]
-    for id, source, statements in found:
-        _show(id, source, statements, "there is nothing to do")
-    if args.dry_run or not any(statements for *_, statements in found):
+    logs = _logs(args)
+    found = [(log, log.drop(dry_run=True)) for log in logs]
+    for log, statements in found:
+        _show(log, statements)
+    if args.dry_run or not any(statements for _, statements in found):
         return 0
     if not args.yes and not text.agreed("Drop them?"):
         print("Nothing was changed.")
         return _DECLINED
-    for _, source in sources:
-        source.drop()
+    with _explained():
+        for log in logs:
+            log.drop()
     return 0
 
 
-def _sources(args: argparse.Namespace) -> Iterator[tuple[str, PostgresChanges[Any]]]:
-    """The sources that capture changes, by id; ConfigError if there are none."""
-    from exactlyonce.connectors.postgres.changes import PostgresChanges
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of a database say what they mean for this command, which asks once and has rights of its own."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{error.what} Then run this again: what is made already stays.") from error
+    except StoreError as error:
+        if _NO_RIGHT not in str(error):
+            raise
+        what = str(error).partition(": GRANT it")[0]
+        raise StoreError(
+            f"{what}. Setup needs more than a run does: the role owns the tables, has CREATE on the database and "
+            f"REPLICATION. Run it as such a role, with another value of what dsn= names; what is made already stays."
+        ) from error
+
+
+_NO_RIGHT = "[42501]"
+
+
+def _logs(args: argparse.Namespace) -> list[ChangeLog]:
+    """The logs that the pipeline reads; ConfigError if there are none."""
+    from exactlyonce.connectors.changes import logs_of
 
     graph = loaded(args).pipeline.build()
-    sources = [(node.id, node.source) for node in graph.sources if isinstance(node.source, PostgresChanges)]
-    if not sources:
+    if not (logs := logs_of(graph)):
         raise ConfigError(f"{graph.pipeline_id} has no source that captures changes, as PostgresChanges.")
-    yield from sources
+    return logs
 
 
-def _show(id: str, source: PostgresChanges[Any], statements: list[str], otherwise: str) -> None:
-    """Print the statements as a script for psql, or *otherwise* if there are none."""
-    print(f"-- {id}: {source.table}" + ("" if statements else f": {otherwise}"))
+def _show(log: ChangeLog, statements: list[str]) -> None:
+    """Print the statements as a script for the database's client."""
+    print(f"-- {log.shown}: {', '.join(log.members)}" + ("" if statements else f": {log.nothing}"))
     print(*(f"{statement};\n" for statement in statements), sep="", end="")

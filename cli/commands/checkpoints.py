@@ -14,13 +14,13 @@ import msgspec
 from exactlyonce.checkpoint.records.storage_url import described
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import (
-    Commands,
+    Parser,
     add_cluster,
-    add_command,
     add_pipeline_name,
     at_least_one,
     client,
     pipeline_name,
+    set_command,
 )
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
@@ -64,9 +64,9 @@ FORMATS = (".png", ".svg")
 """Of `--plot`."""
 
 
-def add(commands: Commands) -> None:
+def add(parser: Parser) -> None:
     usage = "PIPELINE [CHECKPOINT] [options]"
-    parser = add_command(commands, "checkpoints", usage, "list checkpoints", _EXAMPLES, checkpoints)
+    set_command(parser, usage, _EXAMPLES, checkpoints)
     add_pipeline_name(parser)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs="?", type=int, help="the number of one: its subtasks")
     parser.add_argument("--last", metavar="N", type=at_least_one, default=LAST, help=f"the last N (default: {LAST})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from exactlyonce.cli.arguments import Commands, Parser, add_command
+from exactlyonce.cli.arguments import Parser, set_command
 
 _EXAMPLES = """\
 Print a script for a shell, which then completes commands, options, choices and files.
@@ -24,18 +24,19 @@ _FILES = {"FILE": "FILE", "DIR": "DIR", "PATH": "DIR"}
 """What completes an argument with this metavar: an attribute of shtab."""
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "completion", "SHELL", "complete commands in a shell", _EXAMPLES, completion)
+def add(parser: Parser) -> None:
+    set_command(parser, "SHELL", _EXAMPLES, completion)
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
 def completion(args: argparse.Namespace) -> int:
     import shtab
 
-    for action in _actions(args.root):
+    root = args.whole()
+    for action in _actions(root):
         if kind := _FILES.get(str(action.metavar)):
             action.complete = getattr(shtab, kind)  # type: ignore[attr-defined]  # shtab looks there
-    print(shtab.complete(args.root, args.shell))
+    print(shtab.complete(root, args.shell))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_command
+from exactlyonce.cli.arguments import Parser, add_action, set_command
 from exactlyonce.cli.commands.run import add_settings_of_run, settings_given
 
 _EXAMPLES = """\
@@ -26,11 +26,11 @@ examples:
 """
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "config", "show [options]", "show the settings of a run", _EXAMPLES, show)
+def add(parser: Parser) -> None:
+    set_command(parser, "show [options]", _EXAMPLES, show)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     usage = "[options of run]"
-    showing = add_command(actions, "show", usage, "each setting, its value and its origin", _SHOW, show)
+    showing = add_action(actions, "show", usage, "each setting, its value and its origin", _SHOW, show)
     showing.moved = ". It takes no pipeline: all have the same settings"
     add_settings_of_run(showing)
     for action in showing._actions:

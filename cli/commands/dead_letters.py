@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, at_least_one, client
+from exactlyonce.cli.arguments import Parser, add_action, add_cluster, at_least_one, client, set_command
 from exactlyonce.cli.text import table
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.event_time import ms_of, shown_time
@@ -64,16 +64,15 @@ _LIMIT = 100
 _TEXT_LENGTH = 70
 
 
-def add(commands: Commands) -> None:
+def add(parser: Parser) -> None:
     usage = "list|show|replay|discard TOPIC [options]"
-    summary = "show records that could not be processed, send them back or discard them"
-    parser = add_command(commands, "dead-letters", usage, summary, _EXAMPLES, list_letters)
+    set_command(parser, usage, _EXAMPLES, list_letters)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     places = "TOPIC [PARTITION:OFFSET ...] [options]"
-    listing = add_command(actions, "list", "TOPIC [options]", "a line for each letter", "", list_letters)
-    showing = add_command(actions, "show", "TOPIC PARTITION:OFFSET [options]", "one letter, whole", "", show)
-    sending = add_command(actions, "replay", places, "send open letters back", _REPLAY, replay)
-    discarding = add_command(actions, "discard", places, "note open letters as discarded", _DISCARD, discard)
+    listing = add_action(actions, "list", "TOPIC [options]", "a line for each letter", "", list_letters)
+    showing = add_action(actions, "show", "TOPIC PARTITION:OFFSET [options]", "one letter, whole", "", show)
+    sending = add_action(actions, "replay", places, "send open letters back", _REPLAY, replay)
+    discarding = add_action(actions, "discard", places, "note open letters as discarded", _DISCARD, discard)
     every = listing, showing, sending, discarding
     for action in every:
         action.add_argument("topic", metavar="TOPIC", help="the topic of the letters")
@@ -279,8 +278,8 @@ def replay(args: argparse.Namespace) -> int:
     if left and not edited:
         print(
             f"{counted(left, 'dead letter')} left out: behind an operator with state or a loop they have no input "
-            f"record, and records of files came from no topic. docs/pipelines.md, dead letters, says what to do with "
-            f"them."
+            f"record, and records of files and of tables came from no topic. docs/pipelines.md, dead letters, says "
+            f"what to do with them."
         )
     return 0
 

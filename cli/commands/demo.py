@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from exactlyonce.cli.arguments import Commands, add_command, at_least_one
+from exactlyonce.cli.arguments import Parser, at_least_one, set_command
 from exactlyonce.pipeline.errors import ConfigError
 
 CUSTOMERS = 200
@@ -45,8 +45,8 @@ Other ways to see the demo:
       exactlyonce demo --bootstrap-servers 127.0.0.1:9092"""
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "demo", "[options]", "watch a pipeline survive kills", _EXAMPLES, demo)
+def add(parser: Parser) -> None:
+    set_command(parser, "[options]", _EXAMPLES, demo)
     parser.add_argument("--kills", metavar="N", type=at_least_one, default=5, help="how many (default: 5)")
     parser.add_argument(
         "--seconds", metavar="N", type=at_least_one, default=30, help="how long orders come in (default: 30)"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, at_least_one, client, loaded
+from exactlyonce.cli.arguments import Parser, add_pipeline, at_least_one, client, loaded, set_command
 from exactlyonce.cli.spark_arguments import NOTHING_COMPARED, SPARK_TEXT, LineOfProgress, add_replaying, executors
 from exactlyonce.cli.text import printable, table
 from exactlyonce.pipeline.positions import LATEST, TO
@@ -36,9 +36,9 @@ _SHOWN = 20
 _TEXT_LENGTH = 60
 
 
-def add(commands: Commands) -> None:
+def add(parser: Parser) -> None:
     usage = "MODULE:OLD MODULE:NEW [--from N] [options]"
-    parser = add_command(commands, "diff", usage, "compare the output of two versions", _EXAMPLES, diff)
+    set_command(parser, usage, _EXAMPLES, diff)
     add_pipeline(parser)
     parser.add_argument("new", metavar="MODULE:NEW", help="the other version, which gets the same --param")
     parser.add_argument("--from", dest="checkpoint", metavar="N", type=int, help="begin with the state of checkpoint N")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import (
-    Commands,
+    Parser,
     add_cluster,
-    add_command,
     add_pipeline_name,
     add_settings,
     client,
     given,
     name_and_graph,
+    set_command,
 )
 from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.sizes import counted
@@ -45,8 +45,8 @@ FOUND = 1
 """The exit code where something is wrong, or a check failed."""
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "doctor", "PIPELINE [options]", "find what is wrong", _EXAMPLES, doctor)
+def add(parser: Parser) -> None:
+    set_command(parser, "PIPELINE [options]", _EXAMPLES, doctor)
     add_pipeline_name(parser)
     parser.add_argument("--deep", action="store_true", help="read and check all blocks of all checkpoints")
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
+from exactlyonce.cli.arguments import Parser, add_pipeline, loaded, set_command
 
 _EXAMPLES = """\
 Check a pipeline and show its graph: the id, kind and inputs of each node (`<=` after a
@@ -17,9 +17,9 @@ examples:
 """
 
 
-def add(commands: Commands) -> None:
-    usage, summary = "MODULE:PIPELINE [options]", "check a pipeline and show its graph"
-    parser = add_command(commands, "explain", usage, summary, _EXAMPLES, explain)
+def add(parser: Parser) -> None:
+    usage = "MODULE:PIPELINE [options]"
+    set_command(parser, usage, _EXAMPLES, explain)
     add_pipeline(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON document")
 

@@ -7,7 +7,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from exactlyonce.cli.arguments import Commands, add_command
+from exactlyonce.cli.arguments import Parser, set_command
 from exactlyonce.pipeline.errors import ConfigError
 
 OWN_SERVERS = "127.0.0.1:9092"
@@ -23,8 +23,8 @@ examples:
 """
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "init", "[DIR]", "write a first pipeline", _EXAMPLES, init)
+def add(parser: Parser) -> None:
+    set_command(parser, "[DIR]", _EXAMPLES, init)
     parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=Path(), help="where (default: here)")
 
 

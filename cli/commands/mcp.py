@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command
+from exactlyonce.cli.arguments import Parser, add_cluster, set_command
 from exactlyonce.pipeline.extras import needing
 
 _EXAMPLES = """\
@@ -39,8 +39,8 @@ CHECKPOINTS, KEYS = 10, 100
 LIMIT_S = 300.0
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "mcp", "PIPELINE ... [options]", "answer a client of MCP", _EXAMPLES, mcp)
+def add(parser: Parser) -> None:
+    set_command(parser, "PIPELINE ... [options]", _EXAMPLES, mcp)
     parser.add_argument("pipelines", metavar="PIPELINE", nargs="+", help="its name, its sinkId or module:pipeline")
     add_cluster(parser)
 

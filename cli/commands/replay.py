@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
+from exactlyonce.cli.arguments import Parser, add_pipeline, client, loaded, set_command
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, LineOfProgress, add_replaying, executors
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ DIFFERS = 1
 """The exit code if the counts differ from the decided ones."""
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "replay", "MODULE:PIPELINE --checkpoint N [options]", "compute output again",
-                         _EXAMPLES, replay)  # fmt: skip
+def add(parser: Parser) -> None:
+    set_command(parser, "MODULE:PIPELINE --checkpoint N [options]", _EXAMPLES, replay)  # fmt: skip
     add_pipeline(parser)
     parser.add_argument("--checkpoint", metavar="N", type=int, required=True, help="the checkpoint to compute again")
     parser.add_argument("--into", metavar="TOPIC", help="a topic for the records; created if it is missing")

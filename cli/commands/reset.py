@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.arguments import Parser, add_cluster, add_pipeline_name, client, pipeline_name, set_command
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import counted
 
@@ -30,8 +30,8 @@ examples:
 """
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "reset", "PIPELINE [options]", "delete the traces of a pipeline", _EXAMPLES, reset)
+def add(parser: Parser) -> None:
+    set_command(parser, "PIPELINE [options]", _EXAMPLES, reset)
     add_pipeline_name(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--force", action="store_true", help="also if it may be running")

@@ -7,17 +7,7 @@ import sys
 from typing import Any
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.cli.arguments import (
-    Commands,
-    Parser,
-    add_cluster,
-    add_command,
-    add_pipeline,
-    add_settings,
-    given,
-    loaded,
-    named,
-)
+from exactlyonce.cli.arguments import Parser, add_cluster, add_pipeline, add_settings, given, loaded, named, set_command
 from exactlyonce.engines.events import LEVELS
 from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
 from exactlyonce.pipeline.errors import BEFORE_ANYTHING_RAN, StoppedShort
@@ -48,8 +38,8 @@ STOPPING = "stopping after a last checkpoint, if anything runs (ask again to end
 ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
+def add(parser: Parser) -> None:
+    set_command(parser, "MODULE:PIPELINE [options]", _EXAMPLES, run)
     add_pipeline(parser)
     add_settings_of_run(parser)
     output = parser.add_argument_group("output, on stderr")

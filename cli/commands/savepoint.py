@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.arguments import Parser, add_cluster, add_pipeline_name, client, pipeline_name, set_command
 from exactlyonce.cli.text import note_for
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
@@ -37,8 +37,8 @@ To start from it: `exactlyonce run orders:pipeline --from-savepoint N`, or the p
 """
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "savepoint", "PIPELINE [options]", "take a savepoint", _EXAMPLES, savepoint)
+def add(parser: Parser) -> None:
+    set_command(parser, "PIPELINE [options]", _EXAMPLES, savepoint)
     add_pipeline_name(parser)
     help_text = "export it below URL: /folder, hdfs://host:port/folder or s3://bucket/prefix"
     parser.add_argument("--to", metavar="URL", help=help_text)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.arguments import (
+    Parser,
+    add_action,
+    add_cluster,
+    add_pipeline_name,
+    client,
+    pipeline_name,
+    set_command,
+)
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:
@@ -40,16 +48,16 @@ on a full disk, that one last.
 """
 
 
-def add(commands: Commands) -> None:
-    usage, summary = "list|verify|delete PIPELINE [N] [options]", "list, verify and delete savepoints"
-    parser = add_command(commands, "savepoints", usage, summary, _EXAMPLES, show)
+def add(parser: Parser) -> None:
+    usage = "list|verify|delete PIPELINE [N] [options]"
+    set_command(parser, usage, _EXAMPLES, show)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
-    listing = add_command(actions, "list", "PIPELINE [options]", "list the retained savepoints", _LIST, show)
+    listing = add_action(actions, "list", "PIPELINE [options]", "list the retained savepoints", _LIST, show)
     add_pipeline_name(listing)
     listing.add_argument("--json", action="store_true", help="as one JSON document")
-    verifying = add_command(actions, "verify", "PIPELINE N|URL [options]", "read and check one", _VERIFY, verify)
+    verifying = add_action(actions, "verify", "PIPELINE N|URL [options]", "read and check one", _VERIFY, verify)
     verifying.add_argument("--json", action="store_true", help="as one JSON document")
-    deleting = add_command(actions, "delete", "PIPELINE N|URL [options]", "delete one", _DELETE, delete)
+    deleting = add_action(actions, "delete", "PIPELINE N|URL [options]", "delete one", _DELETE, delete)
     for action in (verifying, deleting):
         add_pipeline_name(action)
         action.add_argument("savepoint", metavar="N|URL", help="its number, as listed, or the URL of an exported one")

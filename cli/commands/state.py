@@ -17,9 +17,9 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import (
-    Commands,
+    Parser,
+    add_action,
     add_cluster,
-    add_command,
     add_pipeline,
     add_pipeline_name,
     at_least_one,
@@ -27,6 +27,7 @@ from exactlyonce.cli.arguments import (
     loaded,
     named,
     pipeline_name,
+    set_command,
 )
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
@@ -87,13 +88,13 @@ _LINES = 1_000
 """The default limit of a table; lines of JSON have none."""
 
 
-def add(commands: Commands) -> None:
-    usage, summary = "show|import PIPELINE [OPERATOR] [options]", "show or import the state of operators"
-    parser = add_command(commands, "state", usage, summary, _EXAMPLES, show)
+def add(parser: Parser) -> None:
+    usage = "show|import PIPELINE [OPERATOR] [options]"
+    set_command(parser, usage, _EXAMPLES, show)
     parser.moved = ". `exactlyonce state PIPELINE` is `exactlyonce state show PIPELINE` now"
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
     usage = "PIPELINE [OPERATOR] [options]"
-    showing = add_command(actions, "show", usage, "the state of operators, by key", _SHOW, show)
+    showing = add_action(actions, "show", usage, "the state of operators, by key", _SHOW, show)
     add_pipeline_name(showing)
     showing.add_argument("operator", metavar="OPERATOR", nargs="?", help="the id of an operator")
     showing.add_argument("--key", metavar="K", help="show this key only")
@@ -103,7 +104,7 @@ def add(commands: Commands) -> None:
     showing.add_argument("--limit", metavar="N", type=at_least_one, help=help_text)
     add_cluster(showing)
     usage = "MODULE:PIPELINE OPERATOR FILE|- --to URL [options]"
-    importing = add_command(actions, "import", usage, "a savepoint of rows", _IMPORT, import_rows)
+    importing = add_action(actions, "import", usage, "a savepoint of rows", _IMPORT, import_rows)
     add_pipeline(importing)
     importing.add_argument("operator", metavar="OPERATOR", help="the id of an operator that keeps state")
     importing.add_argument("rows", metavar="FILE|-", help="the rows; see above")
@@ -189,10 +190,10 @@ def _query_rows(dsn: str, query: str) -> Iterator[Any]:
     """The rows of *query* in the database that *dsn*, a reference, names."""
     if not is_reference(dsn):
         raise ConfigError("With --query, FILE is the place of a connection string: write env:NAME or file:/path.")
-    from exactlyonce.connectors import DATABASES
+    from exactlyonce.connectors import MySQLTableSource, PostgresTableSource
 
-    text = look_up("FILE", dsn)
-    database = next((database for database in DATABASES if text.startswith(database.schemes)), DATABASES[0])
+    # the connection strings of PostgreSQL may be no URLs
+    database = MySQLTableSource if look_up("FILE", dsn).startswith(MySQLTableSource.schemes) else PostgresTableSource
     with needing(database.extra, database.driver, "--query"):
         yield from database.query(dsn, query)
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, name_and_graph
+from exactlyonce.cli.arguments import Parser, add_cluster, add_pipeline_name, client, name_and_graph, set_command
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.sizes import shown_bytes
@@ -38,8 +38,8 @@ _CHECKPOINT_COLUMNS = (">id", "kind", ">took", ">written", ">state", ">records",
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "top", "PIPELINE [options]", "show a pipeline in a terminal", _EXAMPLES, top)
+def add(parser: Parser) -> None:
+    set_command(parser, "PIPELINE [options]", _EXAMPLES, top)
     add_pipeline_name(parser)
     parser.add_argument("--json", action="store_true", help="once, as one JSON document")
     add_cluster(parser)

@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
-from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline_name, client
+from exactlyonce.cli.arguments import Parser, add_action, add_cluster, add_pipeline_name, client, set_command
 from exactlyonce.cli.text import note_for
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
@@ -64,21 +64,21 @@ _LABEL_WIDTH = 14
 _INDENT = "    "
 
 
-def add(commands: Commands) -> None:
-    usage, summary = "list|describe|commit|abort PIPELINE [options]", "list, describe, commit and abort waiting output"
-    parser = add_command(commands, "transactions", usage, summary, _EXAMPLES, show)
+def add(parser: Parser) -> None:
+    usage = "list|describe|commit|abort PIPELINE [options]"
+    set_command(parser, usage, _EXAMPLES, show)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
-    listing = add_command(actions, "list", "PIPELINE [options]", "list waiting output", _LIST, show)
+    listing = add_action(actions, "list", "PIPELINE [options]", "list waiting output", _LIST, show)
     _add_arguments(listing, names="")
     usage = "PIPELINE TRANSACTION ... [options]"
-    describing = add_command(actions, "describe", usage, "show the details", _DESCRIBE, describe)
+    describing = add_action(actions, "describe", usage, "show the details", _DESCRIBE, describe)
     _add_arguments(describing, names="+")
     usage = "PIPELINE [TRANSACTION ...] [options]"
     for name, summary, about, command in (
         ("commit", "commit decided output", _COMMIT, commit),
         ("abort", "abort undecided output", _ABORT, abort),
     ):
-        ending = add_command(actions, name, usage, summary, about, command)
+        ending = add_action(actions, name, usage, summary, about, command)
         _add_arguments(ending, names="*")
         ending.add_argument("--take-over", action="store_true", help="even if an instance seems to be running")
     for action in actions.choices.values():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from exactlyonce.cli.arguments import Commands, add_cluster, add_command, client, name_and_graph
+from exactlyonce.cli.arguments import Parser, add_cluster, client, name_and_graph, set_command
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ NEWS_S = 0.2
 """How often it is asked whether there is one."""
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(commands, "ui", "PIPELINE ... [options]", "show pipelines in a browser", _EXAMPLES, ui)
+def add(parser: Parser) -> None:
+    set_command(parser, "PIPELINE ... [options]", _EXAMPLES, ui)
     parser.add_argument("pipelines", metavar="PIPELINE", nargs="+", help="its name, its sinkId or module:pipeline")
     parser.add_argument("--listen", metavar="HOST:PORT", default=LISTEN, help=f"where to answer (default: {LISTEN})")
     add_cluster(parser)
@@ -45,7 +45,8 @@ def add(commands: Commands) -> None:
 
 def ui(args: argparse.Namespace) -> int:
     from exactlyonce.engines.local.monitoring.page import Pipelines, paths_of
-    from exactlyonce.engines.local.monitoring.serving import Paths, serving
+    from exactlyonce.engines.local.monitoring.server import serving
+    from exactlyonce.engines.local.monitoring.serving import Paths
     from exactlyonce.engines.options import listening_at
 
     host, port = listening_at(args.listen)

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -206,16 +206,26 @@ class Wire:
     def leaders(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], PartitionLeader]:
         """The broker that leads each (topic, partition). Raises `TopicError` if one does not exist."""
         wanted = list(partitions)
-        topics = self.topics(sorted({topic for topic, _ in wanted})) if wanted else {}
-        leaders = {}
+        return self._led(self.topics(sorted({topic for topic, _ in wanted})), wanted) if wanted else {}
+
+    def leaders_of(self, name: str) -> dict[tuple[str, int], PartitionLeader]:
+        """As `leaders`, of all partitions of a topic."""
+        topics = self.topics([name])
+        return self._led(topics, [(name, partition.partition_index) for partition in topics[name].partitions])
+
+    def _led(
+        self, topics: Mapping[str, Any], wanted: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], PartitionLeader]:
+        """The leaders of *wanted* by the metadata of their topics."""
+        codes: dict[tuple[str, int], int] = {}
+        leaders: dict[tuple[str, int], PartitionLeader] = {}
         for name, topic in topics.items():
             for entry in topic.partitions:
-                leader = PartitionLeader(entry.leader_id, topic.topic_id)
-                leaders[name, entry.partition_index] = (entry.error_code, leader)
+                place = name, entry.partition_index
+                codes[place], leaders[place] = entry.error_code, PartitionLeader(entry.leader_id, topic.topic_id)
         for name, partition in wanted:
-            error_code, _ = leaders.get((name, partition), (UNKNOWN_TOPIC, None))
-            refuse(error_code, f"Finding the leader of {name}-{partition}")
-        led = {place: leaders[place][1] for place in wanted}
+            refuse(codes.get((name, partition), UNKNOWN_TOPIC), f"Finding the leader of {name}-{partition}")
+        led = {place: leaders[place] for place in wanted}
         self.places.leaders.update(led)
         return led
 
@@ -295,7 +305,7 @@ class Wire:
             manager.cluster.update_metadata(await manager.wait_for(question, timeout_ms))
             if not manager.cluster.brokers():
                 raise NoAnswer("the server knows of no broker yet")
-            manager.close(server)
+            manager.settle(servers[self._turn % len(servers)], connection)
             return manager
 
         net.start()
@@ -362,6 +372,18 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
     def throttled(self) -> bool:
         """Whether a broker has muted a connection for a while, because of a quota."""
         return any("throttle" in connection.paused for connection in list(self._conns.values()))
+
+    def settle(self, server: Any, connection: Any) -> None:
+        """Keep *connection*, to a bootstrap *server*, as that to the broker of its address; close it if none has it, or
+        if a quota has muted it."""
+        address = server.host, server.port
+        node_id = next((one.node_id for one in self.cluster.brokers() if (one.host, one.port) == address), None)
+        if node_id is None or connection.paused:
+            self.close(server.node_id)
+            return
+        self._conns[node_id] = self._conns.pop(server.node_id)
+        connection.node_id = node_id
+        connection.close_future.add_both(lambda _: self._conns.pop(node_id, None))
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         transport = await super()._build_transport(node, timeout_at)

@@ -384,6 +384,9 @@ class KafkaReader:
             lags[self.name_of(topic), partition] = max(0, end - offset, self.targets.get(split, 0) - offset)
         return lags
 
+    def logs(self) -> tuple[()]:
+        return ()
+
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
 from exactlyonce.checkpoint.records.manifest import TOPICS
 from exactlyonce.connectors.registry import all_bytes_of, bytes_of, check_reading, opened
@@ -24,9 +24,11 @@ from exactlyonce.connectors.source import (
     SplitReader,
 )
 from exactlyonce.pipeline import hints, shape
-from exactlyonce.pipeline.codec import Codec, codec_for
+from exactlyonce.pipeline.changes import holds_changes
+from exactlyonce.pipeline.codec import Codec, Ignored, codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
-from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, GraphError
+from exactlyonce.pipeline.debezium import DebeziumCodec
+from exactlyonce.pipeline.errors import ConfigError, GraphError, users_errors
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import name_problem, shared_name_problem, topic_problem
 from exactlyonce.pipeline.records import Record
@@ -252,18 +254,25 @@ class KafkaSource(Source[T]):
         return changed
 
     def changelog(self) -> KafkaSource[Any] | None:
-        """A null value deletes. The time of such a record is its Kafka timestamp."""
+        """A null value deletes, or the change of a row. The time of a null value is its Kafka timestamp."""
+        if holds_changes(self.value_type):
+            return None if self.metadata else self._with(is_changelog=True)
         if not self.metadata:
             return None
         return self._with(value_type=hints.union([*hints.members(self.value_type), type(None)]), is_changelog=True)
 
     @property
     def key_type(self) -> Any:
+        if isinstance(self.value_codec, DebeziumCodec) and not self.metadata:
+            return self.value_codec.key_type
         return self.key_codec.type
 
     @property
     def type(self) -> Any:
-        """The value's type, or `Record` of it."""
+        """The value's type, or `Record` of it; of a changelog of changes, the rows by their keys."""
+        if self.is_changelog and not self.metadata:
+            (row,) = get_args(self.value_type)
+            return Record[hints.union([*hints.members(row), type(None)])]  # type: ignore[misc]  # at run time
         return Record[self.value_type] if self.metadata else self.value_type  # type: ignore[name-defined]  # at run time
 
     @property
@@ -272,7 +281,7 @@ class KafkaSource(Source[T]):
 
     def time_function(self, at: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
         of = super().time_function(at)
-        if not self.is_changelog:
+        if not (self.is_changelog and self.metadata):
             return of
         return lambda record: record.timestamp_ms if record.value is None else of(record)
 
@@ -280,6 +289,8 @@ class KafkaSource(Source[T]):
     def decode_value(self) -> Callable[[bytes | None], Any]:
         """Decodes a value of Kafka, null included; maps over a batch."""
         decode: Callable[[Any], Any] = opened(self.value_codec, self.topic_name, "value").decode
+        if self.value_codec.ignores_null:
+            return lambda data: _ignored() if data is None else decode(data)
         if not hints.admits_none(self.value_type):
             return decode
         return lambda data: None if data is None else decode(data)
@@ -432,6 +443,10 @@ class KafkaSource(Source[T]):
         }  # fmt: skip
 
 
+def _ignored() -> NoReturn:
+    raise Ignored("its value is null")
+
+
 def record_of(message: Message, value: Any, key: Any) -> Record[Any]:
     """The record of *message* with this value and key: its own bytes, or what they decode to."""
     return Record(
@@ -454,12 +469,18 @@ class KafkaDecoder:
         self._values = all_bytes_of(source.value_codec, "value")
         self._decode_value, self._decode_key = source.decode_value, source.decode_key
         self.decode: Callable[[Any], Any] = self._record if source.metadata else self._decode_value
+        if source.is_changelog and not source.metadata:
+            self.decode = self._row
 
     def parts(self, records: Sequence[Any]) -> Sequence[Any]:
         return records if self._source.metadata else self._values(records)
 
     def _record(self, message: Message) -> Record[Any]:
         return record_of(message, self._decode_value(self._value(message)), self._decode_key(self._key(message)))
+
+    def _row(self, data: bytes | None) -> Record[Any]:
+        row: Record[Any] = self._decode_value(data).record()
+        return row
 
     def letter(self, record: Message) -> DeadLetter:
         return record_of(record, record.value(), record.key())
@@ -474,7 +495,7 @@ class KafkaDecoder:
     def _decodes(self, value: bytes | None) -> bool:
         try:
             self._decode_value(value)
-        except USERS_ERRORS:
+        except users_errors():
             return False
         return True
 

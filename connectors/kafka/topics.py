@@ -7,7 +7,8 @@ have; offsets are of all its partitions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -60,6 +61,17 @@ class TopicSpan(msgspec.Struct, frozen=True):
     """Of the first remaining record."""
     end: Mapping[int, int]
     """The last stable offset."""
+
+
+class LogOffsets(msgspec.Struct, frozen=True):
+    """The offsets of a topic's logs, by partition."""
+
+    first: Mapping[int, int]
+    """Of the first remaining record."""
+    stable: Mapping[int, int]
+    """The last stable offset."""
+    end: Mapping[int, int]
+    """After the last record."""
 
 
 class TopicFacts(msgspec.Struct, frozen=True):
@@ -170,6 +182,15 @@ class Topics:
         """The offset after the last record, by partition (None: all); *committed*: the last stable offset."""
         return self._offsets(name, LATEST, READ_COMMITTED if committed else READ_UNCOMMITTED, partitions)
 
+    def log_offsets(self, name: str, partitions: Iterable[int] | None = None) -> LogOffsets:
+        """The offsets of *partitions* (None: all of them), by one round of requests.
+
+        A leader gives the end before the last stable offset, so that no later record seems to be held back, and last
+        the offset of the first record.
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._wire.retrying(lambda: self._log_offsets(name, wanted), f"Asking for the offsets of {name}")
+
     def spans(self, topics: Iterable[Topic]) -> dict[str, TopicSpan]:
         """The offsets of each topic, by its name: two requests to each leader, however many topics there are."""
         wanted = {topic.name: range(topic.partitions) for topic in topics}
@@ -265,8 +286,7 @@ class Topics:
 
     def _await_leaders(self, name: str) -> None:
         try:
-            topic = self._wire.topics([name])[name]
-            self._wire.leaders([(name, partition.partition_index) for partition in topic.partitions])
+            self._wire.leaders_of(name)
         except TopicError as error:  # this broker does not know it yet
             raise Again(str(error)) from None
 
@@ -276,16 +296,22 @@ class Topics:
         wanted = None if partitions is None else list(partitions)
 
         def attempt() -> dict[int, int]:
-            asked = range(len(self._wire.topics([name])[name].partitions)) if wanted is None else wanted
-            return self._offsets_of(self._leaders({name: asked}), timestamp_ms, isolation).get(name, {})
+            (offsets,) = self._offsets_of(self._leaders_of(name, wanted), (timestamp_ms, isolation))
+            return offsets.get(name, {})
 
         return self._wire.retrying(attempt, f"Asking for the offsets of {name}")
 
     def _spans(self, wanted: Mapping[str, Iterable[int]]) -> dict[str, TopicSpan]:
-        leaders = self._leaders(wanted)
-        first = self._offsets_of(leaders, EARLIEST, READ_UNCOMMITTED)
-        end = self._offsets_of(leaders, LATEST, READ_COMMITTED)
+        first, end = self._offsets_of(self._leaders(wanted), (EARLIEST, READ_UNCOMMITTED), (LATEST, READ_COMMITTED))
         return {name: TopicSpan(first[name], end[name]) for name in wanted}
+
+    def _log_offsets(self, name: str, partitions: Sequence[int] | None) -> LogOffsets:
+        kinds = (LATEST, READ_UNCOMMITTED), (LATEST, READ_COMMITTED), (EARLIEST, READ_UNCOMMITTED)
+        end, stable, first = self._offsets_of(self._leaders_of(name, partitions), *kinds)
+        return LogOffsets(first[name], stable[name], end[name])
+
+    def _leaders_of(self, name: str, partitions: Sequence[int] | None) -> dict[tuple[str, int], PartitionLeader]:
+        return self._wire.leaders_of(name) if partitions is None else self._leaders({name: partitions})
 
     def _leaders(self, wanted: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], PartitionLeader]:
         return self._wire.leaders(
@@ -293,14 +319,17 @@ class Topics:
         )
 
     def _offsets_of(
-        self, leaders: Mapping[tuple[str, int], PartitionLeader], timestamp_ms: int, isolation: int
-    ) -> dict[str, dict[int, int]]:
-        """By topic and partition."""
+        self, leaders: Mapping[tuple[str, int], PartitionLeader], *kinds: tuple[int, int]
+    ) -> list[dict[str, dict[int, int]]]:
+        """For each kind, a time with an isolation, the offsets by topic and partition. Each leader answers in order."""
+        by_node = _by_node(leaders)
         questions = [
             Request(_offsets_request(partitions, timestamp_ms, isolation), node)
-            for node, partitions in _by_node(leaders).items()
+            for timestamp_ms, isolation in kinds
+            for node, partitions in by_node.items()
         ]
-        return _offsets(self._wire.ask_all(questions)) if questions else {}
+        answers = iter(self._wire.ask_all(questions) if questions else ())
+        return [_offsets(islice(answers, len(by_node))) for _ in kinds]
 
     def _first_offsets(self, topic: Topic) -> dict[int, int] | None:
         leaders = self._wire.leaders_remembered([(topic.name, partition) for partition in range(topic.partitions)])

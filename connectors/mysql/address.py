@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from exactlyonce.connectors.tables import DatabaseTable
+from exactlyonce.connectors.tables import Database, DatabaseTable
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import look_up, masked
 
@@ -70,6 +70,11 @@ class MySQLAddress:
             options=options,
         )
 
+    @classmethod
+    def at(cls, dsn: str) -> MySQLAddress:
+        """The address that *dsn*, a reference or a URL, has now."""
+        return cls.parse(look_up("dsn", dsn))
+
     @property
     def place(self) -> str:
         """The server, for error texts."""
@@ -106,8 +111,8 @@ class MySQLAddress:
         return context
 
 
-class MySQLTable(DatabaseTable):
-    """See `DatabaseTable`."""
+class MySQLDatabase(Database):
+    """See `Database`."""
 
     extra: ClassVar[str] = "mysql"
     driver: ClassVar[str] = "PyMySQL"
@@ -122,9 +127,16 @@ class MySQLTable(DatabaseTable):
     def query(dsn: str, statement: str) -> Iterator[Any]:
         from exactlyonce.connectors.mysql.session import MySQLSession
 
-        with closing(MySQLSession(lambda: MySQLAddress.parse(look_up("dsn", dsn)))) as session:
+        with closing(MySQLSession(lambda: MySQLAddress.at(dsn))) as session:
             yield from session.objects(statement)
 
     def address(self) -> MySQLAddress:
         """The server's address, looked up now."""
-        return MySQLAddress.parse(look_up("dsn", self.dsn))
+        return MySQLAddress.at(self.dsn)
+
+
+class MySQLTable(MySQLDatabase, DatabaseTable):
+    """See `DatabaseTable`."""
+
+    def reading_grants(self, user: str) -> tuple[str, ...]:
+        return (f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';",)

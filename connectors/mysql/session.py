@@ -28,6 +28,7 @@ _AWAY = {
     **dict.fromkeys((1053, 1079), "is shutting down"),
     **dict.fromkeys((1152, 1158, 1159, 1160, 1161, 1184, 1927), "has ended the connection"),
     1205: "waited too long for a lock; another transaction holds it, or an ALTER TABLE is under way",
+    1412: "has changed the table since the snapshot that was to read it",
     **dict.fromkeys((1206, 1213, 1020, 1637), "has chosen this transaction to break a deadlock, and rolled it back"),
     **dict.fromkeys((1317, 1969, 3024), "was told to end the statement, by KILL or by its max_statement_time"),
     **dict.fromkeys((1021, 1114), "has no room left: make some on its disk, or lift the limit of its tablespace"),
@@ -115,6 +116,8 @@ _ISOLATION = ("transaction_isolation", "tx_isolation")
 """The names of MySQL and MariaDB."""
 _READ = (*_PINNED, *_ISOLATION, "sql_mode", "max_allowed_packet", "version")
 Row = tuple[Any, ...]
+OF_TABLE = "WHERE table_schema = DATABASE() AND table_name = %s"
+"""The condition for rows of information_schema that are about one table of the session's database."""
 
 
 def quoted(identifier: str) -> str:
@@ -127,7 +130,8 @@ def quoted(identifier: str) -> str:
 
 
 class MySQLSession:
-    """See `Session`. For one thread at a time."""
+    """A session of a server, begun with the first request, and again after it was lost; never in a transaction. For one
+    thread at a time."""
 
     def __init__(self, address: Callable[[], MySQLAddress], timeout_s: float = TIMEOUT_S) -> None:
         """*address* is called for each connection, so that a changed secret is used."""
@@ -156,6 +160,7 @@ class MySQLSession:
         return "MariaDB" in self.variables["version"]
 
     def ask(self, sql: str | bytes, *values: object) -> list[Row]:
+        """The rows of one statement; each %s in it stands for a value. Outside of a transaction it is one by itself."""
         if self._connection is None:
             self._connect()
         return self._ask(sql, values)
@@ -180,13 +185,14 @@ class MySQLSession:
         self._ask(sql, ())
 
     def changed_by(self, sql: str, *values: object) -> int:
-        """See `Session`; a row set to its old values does not count."""
+        """The number of rows that one statement has inserted or changed; a row set to its old values does not count."""
         self.ask(sql, *values)
         return int(self._open.affected_rows())
 
     @contextmanager
     def transaction(self, name: str = "", lock_s: float | None = None) -> Iterator[None]:
-        """See `Session`; the server does not name sessions."""
+        """A transaction, committed unless its body raises. *name* and *lock_s* have no effect: the server names no
+        sessions, and the timeout for locks is that of the connection."""
         self._begin()
         try:
             yield
@@ -216,6 +222,21 @@ class MySQLSession:
         if connection is not None and connection.open:
             with suppress(pymysql.MySQLError, OSError):
                 connection.close()
+
+    def handed_over(self, command: int, body: bytes) -> Any:
+        """Send a *command* to which the server answers with packets without end. Returns the socket, which does not
+        block; the session is good for nothing else from then on."""
+        connection = self._open
+        try:
+            connection._execute_command(command, body)
+        except pymysql.MySQLError as error:
+            raise self.as_ours(error) from None
+        connection._sock.setblocking(False)
+        return connection._sock
+
+    def as_ours(self, error: pymysql.MySQLError) -> StoreError | StoreUnavailable:
+        """See `as_ours`."""
+        return as_ours(error, self.address, self._timeout_s)
 
     @property
     def _open(self) -> pymysql.Connection[Any]:

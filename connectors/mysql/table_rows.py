@@ -5,21 +5,23 @@ Invariant: the session has one transaction, REPEATABLE READ, and ends with it; n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.mysql.session import MySQLSession, quoted
+from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.tables import (
     DOCUMENTS,
     NUMBERS,
     PAGE_ROWS,
     Key,
+    KeyedRows,
     Row,
     TableSplit,
     columns_of,
@@ -55,6 +57,36 @@ class KeyColumn(msgspec.Struct, frozen=True):
     text: str
     value: str
     """The placeholder of a text."""
+    compared: str
+    """The placeholder of a text where no column is beside it, by whose collation it would be compared."""
+
+
+class ColumnInServer(NamedTuple):
+    """A column as the server has it."""
+
+    type: str
+    """Without its length."""
+    full_type: str
+    charset: str
+    """Empty: its values are no text."""
+
+
+class TableInServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A table as the server has it."""
+
+    schema: str
+    """Its database, as the server writes it, and the next its name."""
+    name: str
+    kind: str
+    """"BASE TABLE", "SYSTEM VERSIONED" and so on."""
+    options: str
+    columns: dict[str, ColumnInServer]
+    key: tuple[KeyColumn, ...]
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The types of all columns, without their lengths."""
+        return {name: column.type for name, column in self.columns.items()}
 
 
 def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTableRows:
@@ -63,68 +95,87 @@ def open_rows(source: MySQLTableSource[Any], position: SourceOffset) -> MySQLTab
         source.snapshot_gone(position)
     session = MySQLSession(source.address, ANSWER_S)
     try:
-        key, types = _found(session, source, position.source)
+        table = found_table(session, source, position.source)
         session.ask("SET SESSION wait_timeout = %s, net_write_timeout = %s", IDLE_S, IDLE_S)
         session.ask("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         # The first page takes the snapshot, once it has the table's lock: an earlier one would be of before a reload
         session.ask("START TRANSACTION READ ONLY")
-        return MySQLTableRows(session, source, key, types)
+        return MySQLTableRows(session, source, table)
     except BaseException:
         session.close()
         raise
 
 
-def _found(
-    session: MySQLSession, source: MySQLTableSource[Any], id: str
-) -> tuple[tuple[KeyColumn, ...], dict[str, str]]:
-    """The key, and the types of all columns without their lengths: ConfigError if it cannot be read by this key."""
-    of_table = "WHERE table_schema = DATABASE() AND table_name = %s"
-    found = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", source.table)
+def found_table(session: MySQLSession, source: KeyedRows[Any], id: str) -> TableInServer:
+    """The table, looked at: ConfigError if it cannot be read by this key."""
+    table, wrong = table_now(session, source, id)
+    if wrong:
+        raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
+    return table
+
+
+def table_now(session: MySQLSession, source: KeyedRows[Any], id: str) -> tuple[TableInServer, list[str]]:
+    """The table, and why it cannot be read by its key: then it has none. ConfigError if it is not there."""
+    found = session.ask(
+        f"SELECT table_schema, table_name, table_type, engine, create_options "
+        f"FROM information_schema.tables {OF_TABLE}", source.table,
+    )  # fmt: skip
     if not found:
         raise ConfigError(
             f"Source {id!r}: there is no table {source.table} in the database of dsn= that its user may see. Create "
             f"it, or correct the name."
         )
+    ((schema, table_name, kind, engine, options),) = found
     rows = session.ask(
-        f"SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale "
-        f"FROM information_schema.columns {of_table} ORDER BY ordinal_position", source.table,
+        f"SELECT column_name, data_type, column_type, is_nullable, numeric_precision, numeric_scale, "
+        f"character_set_name, collation_name "
+        f"FROM information_schema.columns {OF_TABLE} ORDER BY ordinal_position", source.table,
     )  # fmt: skip
-    types = {name: _text(data_type).lower() for name, data_type, *_ in rows}
+    columns = {
+        name: ColumnInServer(_text(data_type).lower(), _text(column), charset or "")
+        for name, data_type, column, _, _, _, charset, _ in rows
+    }
+    types = {name: column.type for name, column in columns.items()}
     nullable = {name: nullable == "YES" for name, _, _, nullable, *_ in rows}
     key = source.key_columns
     wrong = [
         *key_problems(key, types, nullable, KEY_TYPES),
-        *field_problems(columns_of(source.value), types, _TAKEN),
+        *field_problems(columns_of(source.value), types, TAKEN),
     ]
-    if found[0][1] != _ENGINE:
+    if engine != _ENGINE:
         wrong.append(f"it is no table of {_ENGINE}, which alone has snapshots")
-    if not wrong and key not in _unique(session, of_table, source.table):
+    if not wrong and key not in _unique(session, source.table):
         names = ", ".join(map(quoted, key))
         wrong.append(
             f"it has no unique index on ({', '.join(key)}), of whole columns and in this order: "
             f"ALTER TABLE {quoted(source.table)} ADD UNIQUE ({names})"
         )
-    if wrong:
-        raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
     casts = {
         name: f"DECIMAL({digits},{scale})" if types[name] == "decimal"
-        else "UNSIGNED" if "unsigned" in _text(column) else "SIGNED"
-        for name, _, column, _, digits, scale in rows
+        else "UNSIGNED" if "unsigned" in columns[name].full_type else "SIGNED"
+        for name, *_, digits, scale, _, _ in rows
     }  # fmt: skip
-    return tuple(_key_column(name, types[name], casts[name]) for name in key), types
+    collations = {name: (charset, collation) for name, *_, charset, collation in rows if collation}
+    compared = [] if wrong else [_key_column(name, types[name], casts[name], *collations.get(name, ())) for name in key]
+    table = TableInServer(
+        schema=schema, name=table_name, kind=kind, options=options or "", columns=columns, key=tuple(compared)
+    )
+    return table, wrong
 
 
-def _key_column(name: str, type_: str, cast: str) -> KeyColumn:
+def _key_column(name: str, type_: str, cast: str, charset: str = "", collation: str = "") -> KeyColumn:
     text = _AS_HEX if "binary" in type_ else _AS_TEXT
-    return KeyColumn(_column(name), text.format(_column(name)), KEY_TYPES[type_].format(cast))
+    value = KEY_TYPES[type_].format(cast)
+    compared = f"CONVERT({value} USING {charset}) COLLATE {collation}" if collation else value
+    return KeyColumn(_column(name), text.format(_column(name)), value, compared)
 
 
-def _unique(session: MySQLSession, of_table: str, table: str) -> list[tuple[str | None, ...]]:
+def _unique(session: MySQLSession, table: str) -> list[tuple[str | None, ...]]:
     """The columns of each unique index; None for a part of a column, or an expression."""
     unique: dict[str, tuple[str | None, ...]] = {}
     for index, column, part in session.ask(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-        f"{of_table} AND non_unique = 0 ORDER BY index_name, seq_in_index", table,
+        f"{OF_TABLE} AND non_unique = 0 ORDER BY index_name, seq_in_index", table,
     ):  # fmt: skip
         unique[index] = (*unique.get(index, ()), column if part is None else None)
     return list(unique.values())
@@ -150,7 +201,7 @@ class MySQLTableFinder:
             return []
         session = MySQLSession(self._source.address, ANSWER_S)
         try:
-            _found(session, self._source, self._id)
+            found_table(session, self._source, self._id)
         finally:
             session.close()
         return [SourceOffset(self._id, self._source.place, str(TableSplit(self._source.table)), 0, 0)]
@@ -162,18 +213,23 @@ class MySQLTableFinder:
 class MySQLTableRows:
     """See `TableRows`."""
 
-    def __init__(
-        self, session: MySQLSession, source: MySQLTableSource[Any], key: tuple[KeyColumn, ...], types: Mapping[str, str]
-    ) -> None:
-        """*types*: by column."""
-        self._session, self._key, self._table = session, key, quoted(source.table).replace("%", "%%")
+    def __init__(self, session: MySQLSession, source: KeyedRows[Any], table: TableInServer) -> None:
+        types = table.types
+        self._session, self._key, self._table = session, table.key, quoted(source.table).replace("%", "%%")
         fields = {name: field for name, field in columns_of(source.value).items() if name in types}
-        self._names = list(fields)
-        self._conversions = [_conversion(field, types[name]) for name, field in fields.items()]
+        self.names = list(fields)
+        self._columns = [
+            f"CAST({_column(name)} AS DOUBLE)" if types[name] == "float" else _column(name) for name in fields
+        ]  # the server would show a FLOAT with six digits
+        self._conversions = [conversion_of(field, types[name]) for name, field in fields.items()]
         ((time_ms,),) = session.ask("SELECT ROUND(UNIX_TIMESTAMP(NOW(3)) * 1000)")
         self.time_ms = int(time_ms)
 
     def page(self, after: Key | None, through: Key | None) -> list[Row]:
+        return [Row(key, self._row(cells)) for key, cells in self.cells(after, through, PAGE_ROWS)]
+
+    def cells(self, after: Key | None, through: Key | None, rows_max: int) -> list[tuple[Key, tuple[Any, ...]]]:
+        """The keys and the values of the columns `names` of the next rows, as PyMySQL gives them."""
         self._session.require_transaction()
         conditions, values = ["TRUE"], list[str]()
         for bound, form in ((after, "{0} >= {1} AND ({2})"), (through, "{0} <= {1} AND NOT ({2})")):
@@ -181,14 +237,12 @@ class MySQLTableRows:
                 above, more = self._above(bound)
                 conditions.append(form.format(self._key[0].name, self._key[0].value, above))
                 values += [bound[0], *more]
-        columns = ", ".join([*(column.text for column in self._key), *map(_column, self._names)])
+        columns = ", ".join([*(column.text for column in self._key), *self._columns])
         order = ", ".join(column.name for column in self._key)
         query = f"SELECT {columns} FROM {self._table} WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT %s"
         width = len(self._key)
-        return [
-            Row(tuple(map(str, row[:width])), self._row(row[width:]))
-            for row in self._session.ask(query, *values, PAGE_ROWS)
-        ]
+        rows = self._session.ask(query, *values, rows_max)
+        return [(tuple(map(str, row[:width])), row[width:]) for row in rows]
 
     def _above(self, bound: Key) -> tuple[str, list[str]]:
         """The condition of keys above *bound*, with its values. Servers find no index by the comparison of rows."""
@@ -202,16 +256,18 @@ class MySQLTableRows:
     def _row(self, cells: Sequence[Any]) -> dict[str, Any]:
         return {
             name: cell if conversion is None or cell is None else conversion(cell)
-            for name, cell, conversion in zip(self._names, cells, self._conversions, strict=True)
+            for name, cell, conversion in zip(self.names, cells, self._conversions, strict=True)
         }
 
     def close(self) -> None:
         self._session.close()
 
 
-def _conversion(field: Field, type_: str) -> Callable[[Any], Any] | None:
+def conversion_of(field: Field, type_: str) -> Callable[[Any], Any] | None:
     """The conversion of a column's values for a field, where the driver's do not fit."""
     forms = forms_of(field)
+    if type_ == "float":
+        return _short_float
     if Form.TIME in forms and type_ == "time":
         return _time
     if Form.UUID in forms and type_ == "binary":
@@ -222,8 +278,21 @@ def _conversion(field: Field, type_: str) -> Callable[[Any], Any] | None:
     return None
 
 
+def _short_float(number: float) -> float:
+    """The shortest number that is the same one in 32 bits, as FLOAT has.
+
+    >>> _short_float(0.10000000149011612)
+    0.1
+    """
+    for digits in range(6, 9):
+        short = float(f"{number:.{digits}g}")
+        if struct.pack("<f", short) == struct.pack("<f", number):
+            return short
+    return number
+
+
 _SPANS = frozenset({Form.DATETIME, Form.TIMEDELTA})
-_TAKEN: dict[str, frozenset[Form]] = {
+TAKEN: dict[str, frozenset[Form]] = {
     **dict.fromkeys(_INTEGERS, NUMBERS | _SPANS | {Form.BOOL}),
     **dict.fromkeys(("float", "double"), NUMBERS | _SPANS),
     "decimal": NUMBERS,

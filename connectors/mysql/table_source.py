@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,10 +13,6 @@ from exactlyonce.connectors.mysql.address import MySQLTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.grants import Grants
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 
@@ -38,14 +34,6 @@ class MySQLTableSource(MySQLTable, TableSource[T]):
     - *name*: its name in checkpoints and errors, where several sources of a pipeline read one table.
     - *on_error*, *time*: as of `KafkaSource`.
     """
-
-    table: str
-    _: KW_ONLY
-    dsn: str = field(repr=False)
-    key: str | tuple[str, ...]
-    value: TypeForm[T]
-    one_snapshot: bool = False
-    name: str = ""
 
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():
@@ -71,7 +59,3 @@ class MySQLTableSource(MySQLTable, TableSource[T]):
 
     def _as_json(self, part: Any) -> bytes:
         return msgspec.json.encode(part, enc_hook=str)
-
-    def grants(self, user: str) -> Grants:
-        """See `Source`."""
-        return self.granted_by([f"GRANT SELECT ON `{self.table}` TO `{user}`@'%';"])

@@ -1,4 +1,4 @@
-"""The stream of a logical slot: messages of pgoutput, version 1, as changes of one table and ends of transactions.
+"""The stream of a logical slot: messages of pgoutput, version 1, as changes of tables and ends of transactions.
 
 Invariants: a transaction comes whole, after its commit, and transactions in the order of their commits. Whoever starts
 at the end of a commit gets the next transaction from its first change on. The slot is told how far it may forget by
@@ -7,32 +7,38 @@ at the end of a commit gets the next transaction from its first change on. The s
 
 from __future__ import annotations
 
+import re
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
+from psycopg.errors import Diagnostic
+from psycopg.pq.abc import PGresult
 
 from exactlyonce.connectors.postgres.connection import Limits, PostgresConnection
-from exactlyonce.connectors.postgres.table_rows import VALUE_TEXTS, TableInServer
+from exactlyonce.connectors.postgres.table_rows import VALUE_TEXTS
 from exactlyonce.pipeline.changes import Op
+from exactlyonce.pipeline.errors import StoreUnavailable
 
 TEXTS = {"client_encoding": "UTF8", "options": " ".join(f"-c {name}={value}" for name, value in VALUE_TEXTS.items())}
 """Settings of a session by which the texts of values are the same for every role and database."""
 APPLICATION = "exactlyonce changes"
 """The name of the sessions that read a slot."""
 STATUS_S = 10
-"""The interval of status messages; a server ends a stream without any after a minute."""
-UNCHANGED = b"\0unchanged"
-"""In place of a large value that an update has left as it was, which the server does not send."""
-Values = Sequence[bytes | None]
+"""The interval of status messages."""
+TIMEOUT_MS = 60_000
+"""The silence after which the server ends a stream, at least: a shorter one of the server's own does not hold."""
 _EPOCH_MS = 946_684_800_000
 """2000-01-01, where the server's times begin, in ms since 1970."""
 _HEADER = 25
 """The bytes before a message of pgoutput: kind, two positions, a time."""
+_ROW = _HEADER + 6
+"""The bytes before the first row of a change: its kind, the table's oid, the kind of the row."""
 
 
 class Column(NamedTuple):
@@ -45,8 +51,16 @@ class Column(NamedTuple):
     """Whether it is of the replica identity: old rows have it."""
 
 
+class StreamedTable(NamedTuple):
+    """A table whose changes are read."""
+
+    name: sql.Identifier
+    """Its name by now."""
+    mark: str
+
+
 class Relation(NamedTuple):
-    """The columns of the table from the next change on."""
+    """The columns of a table from its next change on."""
 
     oid: int
     columns: tuple[Column, ...]
@@ -64,13 +78,31 @@ class Begin(NamedTuple):
     """Its number, of 32 bits."""
 
 
-class RowChange(NamedTuple):
-    """A change of a row, with all columns in the order of the relation; an old row may have only those of its key."""
+class RowChange(msgspec.Struct, frozen=True, gc=False):
+    """A change of a row. Rows are as the server has sent them, since most are looked into once: see `row_texts`."""
 
+    mark: str
+    """That of the table's members: see `Part`."""
     op: Op
-    old: Values | None
-    new: Values | None
     relation: Relation
+    """Its columns, in the order of the rows."""
+    begin: Begin
+    new: bytes | None = None
+    old: bytes | None = None
+    """It may have only the values of the replica identity."""
+
+
+class Truncate(NamedTuple):
+    """All rows of these tables are gone, by one statement."""
+
+    changes: list[RowChange]
+
+
+class LogicalMessage(NamedTuple):
+    """A message that a transaction has written into the log."""
+
+    prefix: str
+    content: bytes
     begin: Begin
 
 
@@ -83,7 +115,11 @@ class End(NamedTuple):
     this one ended may still come."""
 
 
-Message = RowChange | Relation | End
+Message = RowChange | Truncate | LogicalMessage | Relation | End
+
+
+class LogMissing(StoreUnavailable):
+    """The server does not give all from the slot's position on, though its slot does not say so. The text says why."""
 
 
 class System(NamedTuple):
@@ -93,91 +129,179 @@ class System(NamedTuple):
     timeline: int
 
 
-class ChangeStream:
-    """A walsender's stream from *lsn* on, the end of a transaction."""
+_LASTING = sql.SQL(
+    "SELECT set_config('wal_sender_timeout', {least}::text, false) FROM pg_settings"
+    " WHERE name = 'wal_sender_timeout' AND setting::int BETWEEN 1 AND {least}"
+)
+"""Raises the time limit of the session's stream to the *least* ms, if it is shorter; 0 is none."""
 
-    def __init__(self, dsn: str, slot: str, table: TableInServer, lsn: int) -> None:
-        """*slot* is also the publication's name. The *table* may have had another name."""
+
+_DECODING = ("SnapBuildFindSnapshot", "SnapBuildRestore")
+"""The server's functions that log the position from which on it decodes."""
+_LSN = re.compile("[0-9A-F]+/[0-9A-F]+")
+_SETTINGS = {**TEXTS, "options": f"{TEXTS['options']} -c client_min_messages=log"}
+
+
+class ChangeStream:
+    """A walsender and its stream from a position on, the end of a transaction."""
+
+    def __init__(self, dsn: str) -> None:
         self._connection = PostgresConnection(
-            dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **TEXTS}
+            dsn, Limits(), {"replication": "database", "application_name": APPLICATION, **_SETTINGS}
         )
-        self._table = table
-        self._relation, self._begin = Relation(0, ()), Begin(0, 0, None)
-        self._acknowledged = lsn
+        self._relations: dict[int, Relation | None] = {}
+        """By oid of each table that is read; None: its columns are not known yet."""
+        self._tables: Mapping[int, StreamedTable] = {}
+        self._plain: dict[bytes, tuple[str, Op, Relation]] = {}
+        """By the bytes before its row: the mark, the operation and the relation of a change that has a new row alone,
+        as most have."""
+        self._prefixes: frozenset[str] = frozenset()
+        self.begin = Begin(0, 0, None)
+        """The newest transaction that has begun to come."""
         self.inside = False
         """Whether a transaction has begun."""
+        self._acknowledged = 0
+        self._began = self._decoded = 0
+        """The positions where the stream began, and from which on the server decodes its log."""
+        self._status_s = 0.0
+
+    def system(self) -> System:
+        """The identity of the server's log now."""
+        ((id, timeline, *_),) = self._connection.rows(sql.Composed([sql.SQL("IDENTIFY_SYSTEM")]))
+        return System(id, int(timeline))
+
+    def left_at(self, timeline: int, now: int) -> int | None:
+        """The position at which *timeline* was left on the way to the timeline *now*; None if it was not."""
+        ((_, content),) = self._connection.rows(sql.SQL("TIMELINE_HISTORY {}").format(sql.SQL(str(now))))
+        text = content.decode() if isinstance(content, bytes) else content
+        fields = (line.split() for line in text.splitlines())
+        return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)
+
+    def start(
+        self,
+        slot: str,
+        lsn: int,
+        acknowledged: int,
+        tables: Mapping[int, StreamedTable],
+        prefixes: Collection[str] = (),
+    ) -> None:
+        """Begin to stream at *lsn*: the changes of *tables*, by oid, which may have had other names, and the messages
+        with these *prefixes*. *slot* is also the publication's name; it was told *acknowledged* before."""
+        self._relations, self._tables = dict.fromkeys(tables), tables
+        self._prefixes, self._acknowledged = frozenset(prefixes), acknowledged
+        self._connection.rows(_LASTING.format(least=sql.Literal(TIMEOUT_MS)))
         self._status_s = time.monotonic()
-        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})").format(
-            sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"')
-        )
-        self._copy = self._connection.replicate(command)
+        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}{})").format(
+            sql.Identifier(slot), sql.SQL(shown_lsn(lsn)), sql.Literal(f'"{slot}"'),
+            sql.SQL(", messages 'true'" if prefixes else ""),
+        )  # fmt: skip
+        self._began, self._decoded = lsn, 0
+        self._copy = self._connection.replicate(command, self._noticed)
+
+    def _noticed(self, notice: Diagnostic) -> None:
+        """A slot without a snapshot of transactions is decoded only once those that were open then have ended. What is
+        committed before is left out, which nothing but the server's log tells, in any language."""
+        found = _LSN.search(notice.message_primary or "")
+        if notice.source_function in _DECODING and found is not None:
+            self._decoded = max(read_lsn(found[0]), self._decoded)
+
+    @property
+    def committed_ms(self) -> int:
+        """The time of the newest commit that has begun to come; 0: none has."""
+        return self.begin.timestamp_ms
 
     def messages(self) -> Iterator[Message]:
         """What has come by now. Raises StoreUnavailable once the stream is lost."""
-        copy, consumed = self._copy, False
+        copy, plain, is_fresh = self._copy, self._plain, False
+        self.keep()
         try:
-            if time.monotonic() - self._status_s > STATUS_S:
-                self._tell(False)
             while True:
                 length, data = copy.get_copy_data(1)
+                if self._decoded > self._began:
+                    raise LogMissing(
+                        f"the server leaves out what was committed from {shown_lsn(self._began)} to "
+                        f"{shown_lsn(self._decoded)}, from where on it can decode its log, as after a failover to a "
+                        f"server to which the slot was copied without its snapshot"
+                    )
                 if length > 0:
-                    yield from self._message(bytes(data))
+                    is_fresh, received = False, bytes(data)
+                    if (kind := plain.get(received[_HEADER:_ROW])) is not None:
+                        yield RowChange(*kind, self.begin, received[_ROW:])
+                    elif (message := self._message(received)) is not None:
+                        yield message
                 elif length < 0:
                     result = copy.get_result()
+                    if result is not None and _is_log_removed(result):
+                        raise LogMissing(
+                            f"the server does not have the log that this slot needs, as after a failover to a server "
+                            f"that was copied later. It says: {result.error_message.decode(errors='replace').strip()}"
+                        )
                     raise psycopg.OperationalError(
                         "the server has ended the stream" if result is None else result.error_message.decode()
                     )
-                elif consumed:
+                elif is_fresh:
                     return
                 else:
-                    copy.consume_input()
-                    consumed = True
+                    copy.consume_input()  # a few kB
+                    is_fresh = True
         except psycopg.Error as error:
             raise self._connection.lost(error) from None
 
-    def _message(self, data: bytes) -> Iterator[Message]:
+    def _message(self, data: bytes) -> Message | None:
+        """None: it is of no table that is read, or only says something of what comes."""
         if data[0] == 0x6B:  # k: a keepalive
-            _, end, _, asks = struct.unpack_from("!cQQB", data)
-            if asks:
-                self._tell(False)
-            if not self.inside:
-                yield End(end, False)
-            return
+            return self._keepalive(data)
         kind = data[_HEADER : _HEADER + 1]
-        if kind in b"IUD":
-            (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
-            if oid == self._relation.oid:
-                yield self._row_change(kind, data)
-        elif kind == b"B":
+        if (op := _OPS.get(kind)) is not None:
+            relation = self._relations.get(_LENGTH(data, _HEADER + 1)[0])
+            return None if relation is None else self._row_change(op, data, relation)
+        if kind == b"B":
             lsn, at_us, transaction = struct.unpack_from("!QqI", data, _HEADER + 1)
             self.inside = True
-            self._begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
+            self.begin = Begin(lsn, _EPOCH_MS + at_us // 1000, transaction)
         elif kind == b"C":
             (end,) = struct.unpack_from("!Q", data, _HEADER + 10)
             self.inside = False
-            yield End(end, True)
+            return End(end, True)
         elif kind == b"R":
-            yield from self._relation_of(data)
+            return self._relation_of(data)
         elif kind == b"T":
             count, _ = struct.unpack_from("!IB", data, _HEADER + 1)
-            if self._relation.oid in struct.unpack_from(f"!{count}I", data, _HEADER + 6):
-                yield RowChange("truncate", None, None, self._relation, self._begin)
+            truncated = map(self._relations.get, struct.unpack_from(f"!{count}I", data, _HEADER + 6))
+            return Truncate(
+                [
+                    RowChange(self._tables[relation.oid].mark, "truncate", relation, self.begin)
+                    for relation in truncated if relation
+                ]
+            )  # fmt: skip
+        elif kind == b"M":
+            return self._logical_message(data)
+        return None
 
-    def _row_change(self, kind: bytes, data: bytes) -> RowChange:
-        at, old = _HEADER + 5, None
-        if data[at : at + 1] in b"KO":
-            old, at = _values(data, at + 1)
-        if kind == b"D":
-            return RowChange("delete", old, None, self._relation, self._begin)
-        new, _ = _values(data, at + 1)
-        return RowChange("insert" if kind == b"I" else "update", old, new, self._relation, self._begin)
+    def _row_change(self, op: Op, data: bytes, relation: Relation) -> RowChange:
+        """A change with its old row, or the key of that, which comes before the new row."""
+        end = _end_of_row(data, _ROW)
+        new = None if op == "delete" else data[end + 1 :]
+        return RowChange(self._tables[relation.oid].mark, op, relation, self.begin, new, data[_ROW:end])
 
-    def _relation_of(self, data: bytes) -> Iterator[Relation]:
+    def _keepalive(self, data: bytes) -> End | None:
+        _, end, _, asks = struct.unpack_from("!cQQB", data)
+        if asks:
+            self._tell(False)
+        return None if self.inside else End(end, False)
+
+    def _logical_message(self, data: bytes) -> LogicalMessage | None:
+        (is_transactional,) = struct.unpack_from("!B", data, _HEADER + 1)
+        prefix, _, rest = data[_HEADER + 10 :].partition(b"\0")
+        is_read = is_transactional and prefix.decode() in self._prefixes
+        return LogicalMessage(prefix.decode(), rest[4:], self.begin) if is_read else None
+
+    def _relation_of(self, data: bytes) -> Relation | None:
         (oid,) = struct.unpack_from("!I", data, _HEADER + 1)
         schema, name, rest = data[_HEADER + 5 :].split(b"\0", 2)
-        is_namesake = sql.Identifier(schema.decode() or "pg_catalog", name.decode()) == self._table.name
-        if oid != self._table.oid and not is_namesake:
-            return
+        shown = sql.Identifier(schema.decode() or "pg_catalog", name.decode())
+        if oid not in self._relations and all(table.name != shown for table in self._tables.values()):
+            return None
         is_full = rest[:1] == b"f"
         (count,), at = struct.unpack_from("!H", rest, 1), 3
         columns = []
@@ -186,17 +310,29 @@ class ChangeStream:
             (type_oid,) = struct.unpack_from("!I", rest, end + 1)
             columns.append(Column(rest[at + 1 : end].decode(), type_oid, bool(rest[at] & 1)))
             at = end + 9
-        self._relation = Relation(oid, tuple(columns), is_full)
-        yield self._relation
+        self._relations[oid] = relation = Relation(oid, tuple(columns), is_full)
+        if oid in self._tables:
+            for kind, op in _OPS.items():
+                self._plain[kind + data[_HEADER + 1 : _HEADER + 5] + b"N"] = self._tables[oid].mark, op, relation
+        return relation
 
     def finalized(self, lsn: int) -> None:
         """The server may forget what lies before *lsn*. Says so at once; if that fails, `messages` notices."""
         if lsn > self._acknowledged:
             self._acknowledged = lsn
-            try:
-                self._tell(False)
-            except psycopg.Error:
-                self._connection.close()
+            self._tell_if_there()
+
+    def keep(self) -> None:
+        """Keep the stream, also while nothing is read: call it more often than every `TIMEOUT_MS`. If that fails,
+        `messages` notices."""
+        if time.monotonic() - self._status_s > STATUS_S:
+            self._tell_if_there()
+
+    def _tell_if_there(self) -> None:
+        try:
+            self._tell(False)
+        except psycopg.Error:
+            self._connection.close()
 
     def ask(self) -> None:
         """Ask the server how far it is: an `End` comes."""
@@ -215,41 +351,31 @@ class ChangeStream:
         self._connection.close()
 
 
-def _values(data: bytes, at: int) -> tuple[list[bytes | None], int]:
-    """The values of a row in *data* from *at* on, and where it ends."""
-    (count,) = struct.unpack_from("!H", data, at)
+_OPS: dict[bytes, Op] = {b"I": "insert", b"U": "update", b"D": "delete"}
+
+
+_COUNT, _LENGTH = struct.Struct("!H").unpack_from, struct.Struct("!I").unpack_from
+
+
+def _end_of_row(data: bytes, at: int) -> int:
+    """Where the row ends that begins in *data* at *at*."""
+    (count,) = _COUNT(data, at)
     at += 2
-    values: list[bytes | None] = []
     for _ in range(count):
-        if data[at] == 0x74:  # t: text
-            begin = at + 5
-            at = begin + int.from_bytes(data[at + 1 : begin], "big")
-            values.append(data[begin:at])
-        else:
-            values.append(None if data[at] == 0x6E else UNCHANGED)
-            at += 1
-    return values, at
-
-
-def _answer(dsn: str, command: sql.Composed) -> tuple[Any, ...]:
-    """The one row that a walsender answers to *command*."""
-    with closing(PostgresConnection(dsn, Limits(), {"replication": "database"})) as connection:
-        (row,) = connection.rows(command)
-        return row
+        at += 5 + _LENGTH(data, at + 1)[0] if data[at] == 0x74 else 1  # t: a text; else there is no value
+    return at
 
 
 def system_of(dsn: str) -> System:
     """The identity of the server's log now."""
-    id, timeline, *_ = _answer(dsn, sql.Composed([sql.SQL("IDENTIFY_SYSTEM")]))
-    return System(id, int(timeline))
+    with closing(ChangeStream(dsn)) as stream:
+        return stream.system()
 
 
-def left_at(dsn: str, timeline: int, now: int) -> int | None:
-    """The position at which *timeline* was left on the way to the timeline *now*; None if it was not."""
-    _, content = _answer(dsn, sql.SQL("TIMELINE_HISTORY {}").format(sql.SQL(str(now))))
-    text = content.decode() if isinstance(content, bytes) else content
-    fields = (line.split() for line in text.splitlines())
-    return next((read_lsn(line[1]) for line in fields if len(line) > 1 and line[0] == str(timeline)), None)
+def _is_log_removed(result: PGresult) -> bool:
+    """Whether the server's error is that a file of its log is not there; its text is in the server's language."""
+    state, function = map(result.error_field, (pq.DiagnosticField.SQLSTATE, pq.DiagnosticField.SOURCE_FUNCTION))
+    return (state, function) == (b"58P01", b"WalSndSegmentOpen")
 
 
 def read_lsn(text: str) -> int:

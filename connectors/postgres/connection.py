@@ -22,7 +22,9 @@ import msgspec
 import psycopg
 from psycopg import conninfo, generators, pq, sql
 from psycopg.abc import PQGen
+from psycopg.errors import Diagnostic
 from psycopg.pq.abc import PGconn
+from psycopg.waiting import Wait
 
 from exactlyonce.connectors import refusals
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
@@ -264,7 +266,7 @@ class PostgresConnection:
             return cursor.fetchall() if cursor.description else []
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """See `Session`: the same, with %s for a value."""
+        """As `rows`, with %s for a value."""
         with self._translated() as connection:
             cursor = psycopg.Cursor(connection).execute(query.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
@@ -304,14 +306,17 @@ class PostgresConnection:
                 size += len(chunk)
             connection.answer_s = self._limits.answer + size / _BYTES_PER_SECOND_MIN
 
-    def copied(self, statement: sql.Composed) -> list[bytes]:
+    def copied(self, statement: sql.Composed) -> bytes:
         """The lines of a COPY ... TO STDOUT, in its text format."""
-        with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
-            return [bytes(line) for line in copy]
+        with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement):
+            lines: list[bytes] = connection.wait(_lines(connection.pgconn))
+            return b"".join(lines)
 
-    def replicate(self, command: sql.Composed) -> PGconn:
-        """Begin to stream with START_REPLICATION; the connection is for that alone from now on."""
+    def replicate(self, command: sql.Composed, noticed: Callable[[Diagnostic], None]) -> PGconn:
+        """Begin to stream with START_REPLICATION; the connection is for that alone from now on. *noticed* takes what
+        the server says meanwhile."""
         with self._translated() as connection:
+            connection.add_notice_handler(noticed)
             connection.pgconn.send_query(command.as_bytes(None))
             result = connection.wait(generators.execute(connection.pgconn))[-1]
             if result.status != pq.ExecStatus.COPY_BOTH:
@@ -326,7 +331,8 @@ class PostgresConnection:
 
     @contextmanager
     def transaction(self, name: str, lock_s: float | None = None) -> Iterator[None]:
-        """See `Session`. After `StoreUnavailable` it may have been committed."""
+        """A transaction, committed unless its body raises; after `StoreUnavailable` it may have been. The session is
+        called *name* meanwhile. *lock_s*: the timeout for locks, unless the usual one."""
         self.begin(name, IDLE_S, lock_s)
         try:
             yield
@@ -347,8 +353,8 @@ class PostgresConnection:
         self, name: str, idle_s: int, lock_s: float | None = None, *, snapshot: str | None = None,
         reads: sql.Identifier | None = None,
     ) -> None:  # fmt: skip
-        """Begin a transaction that lasts until `close`; the server ends one that is idle for *idle_s*, if
-        that is not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own.
+        """Begin a transaction, which `end` or `close` ends; the server ends one that is idle for *idle_s*, if that is
+        not 0. With a *snapshot* it only reads: in the exported one of that name, or, if empty, in its own.
 
         The table *reads* is locked for reading before there is a snapshot: one that was taken while another session
         rewrites the table would show it empty.
@@ -364,7 +370,7 @@ class PostgresConnection:
         self._within = True
 
     def close(self) -> None:
-        """See `Session`; without effect if it is closed."""
+        """Close the connection; the server rolls back the open transaction. Without effect if it is closed."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):
@@ -420,6 +426,24 @@ class PostgresConnection:
         connection.answer_s = self._limits.answer
         self._connection = connection
         return connection
+
+
+def _lines(stream: PGconn) -> PQGen[list[bytes]]:
+    """The lines of a COPY ... TO STDOUT, up to its end."""
+    lines, receive = list[bytes](), stream.get_copy_data
+    while True:
+        length, line = receive(1)
+        if length > 0:
+            lines.append(bytes(line))
+        elif length == 0:
+            yield Wait.R
+            stream.consume_input()
+        else:
+            break
+    (result,) = yield from generators.fetch_many(stream)
+    if result.status != pq.ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(result)
+    return lines
 
 
 def _mode(snapshot: str | None, reads: sql.Identifier | None, lock_ms: int) -> sql.Composable:

@@ -1,4 +1,4 @@
-"""The description of a table of PostgreSQL, without its driver: connection strings of libpq."""
+"""The description of PostgreSQL and of a table there, without the driver: connection strings of libpq."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, ClassVar
 
-from exactlyonce.connectors.tables import DatabaseTable
+from exactlyonce.connectors.tables import Database, DatabaseTable
 
 _PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
 """Also one with a / that is not escaped."""
@@ -22,8 +22,8 @@ def quoted(name: str) -> str:
     return f'"{name.replace(chr(34), 2 * chr(34))}"'
 
 
-class PostgresTable(DatabaseTable):
-    """See `DatabaseTable`."""
+class PostgresDatabase(Database):
+    """See `Database`."""
 
     extra: ClassVar[str] = "postgres"
     driver: ClassVar[str] = "psycopg"
@@ -34,20 +34,10 @@ class PostgresTable(DatabaseTable):
     def has_password(dsn: str) -> bool:
         """Whether a password is written out in *dsn*.
 
-        >>> PostgresTable.has_password("postgresql://ann:secret@db"), PostgresTable.has_password("host=db user=ann")
+        >>> PostgresDatabase.has_password("postgresql://ann:secret@db"), PostgresDatabase.has_password("host=db")
         (True, False)
         """
         return _PASSWORD.search(dsn) is not None
-
-    def reading_grants(self, user: str) -> tuple[str, ...]:
-        """The statements that let *user* read the table."""
-        schema, _, table = self.table.rpartition(".")
-        role, schema, table = quoted(user), quoted(schema or "public"), quoted(table)
-        return (
-            f'GRANT CONNECT ON DATABASE :"DBNAME" TO {role};',
-            f"GRANT USAGE ON SCHEMA {schema} TO {role};",
-            f"GRANT SELECT ON {schema}.{table} TO {role};",
-        )
 
     @staticmethod
     def query(dsn: str, statement: str) -> Iterator[Any]:
@@ -55,3 +45,16 @@ class PostgresTable(DatabaseTable):
 
         with closing(PostgresConnection(dsn, Limits())) as connection:
             yield from connection.objects(statement)
+
+
+class PostgresTable(PostgresDatabase, DatabaseTable):
+    """See `DatabaseTable`."""
+
+    def reading_grants(self, user: str) -> tuple[str, ...]:
+        schema, _, table = self.table.rpartition(".")
+        role, schema, table = quoted(user), quoted(schema or "public"), quoted(table)
+        return (
+            f'GRANT CONNECT ON DATABASE :"DBNAME" TO {role};',
+            f"GRANT USAGE ON SCHEMA {schema} TO {role};",
+            f"GRANT SELECT ON {schema}.{table} TO {role};",
+        )

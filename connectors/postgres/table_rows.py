@@ -111,12 +111,20 @@ def found_table(
     connection: PostgresConnection, source: KeyedRows[Any], id: str, split: TableSplit | None = None
 ) -> TableInServer:
     """The table, looked at: ConfigError if it cannot be read by this key; Halt if it is not the table of *split*."""
-    schema, name, oid, kind, is_parent = _looked_up(connection, source.table, id)
-    if split is not None and split.table != str(oid):
+    there, wrong = table_now(connection, source, id)
+    if split is not None and split.table != str(there.oid):
         raise Halt(
             f"Source {id!r} has read a part of the table {source.table}, which was dropped and created again since "
             f"then.\n  Choices: `exactlyonce reset` and read it anew; or restore the database as it was."
         )
+    if wrong:
+        raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
+    return there
+
+
+def table_now(connection: PostgresConnection, source: KeyedRows[Any], id: str) -> tuple[TableInServer, list[str]]:
+    """The table as it is, and the reasons why its rows cannot be read by this key. ConfigError if there is none."""
+    schema, name, oid, kind, is_parent = _looked_up(connection, source.table, id)
     described = connection.rows(_COLUMNS, (oid,))
     bases = {column: base for column, _, base, _ in described}
     nullable = {column: not not_null for column, _, _, not_null in described}
@@ -135,10 +143,8 @@ def found_table(
         names = sql.SQL(", ").join(map(sql.Identifier, key))
         create = sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(sql.Identifier(schema, name), names).as_string(None)
         wrong.append(f"it has no unique index on ({', '.join(key)}), of all rows and in this order: {create}")
-    if wrong:
-        raise ConfigError(f"Source {id!r} cannot read the table {source.table}: {'; '.join(wrong)}.")
     types = {column: type_ for column, type_, _, _ in described}
-    return TableInServer(oid=oid, name=sql.Identifier(schema, name), types=types, bases=bases, key=key)
+    return TableInServer(oid=oid, name=sql.Identifier(schema, name), types=types, bases=bases, key=key), wrong
 
 
 class PostgresTableFinder:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.postgres.dsn import PostgresTable
 from exactlyonce.connectors.source import SplitFinder
 from exactlyonce.connectors.tables import TableRows, TableSource
 from exactlyonce.pipeline.codec import codec_for
-from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.sizes import is_count
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PostgresTableSource(PostgresTable, TableSource[T]):
     """Reads the rows of a table once, as of one moment: ``PostgresTableSource("customers", dsn="env:SHOP_DSN",
     key="id", value=Customer)``. It ends with the last of them.
@@ -37,14 +33,7 @@ class PostgresTableSource(PostgresTable, TableSource[T]):
     - *on_error*, *time*: as of `KafkaSource`.
     """
 
-    table: str
-    _: KW_ONLY
-    dsn: str = field(repr=False)
-    key: str | tuple[str, ...]
-    value: TypeForm[T]
     splits: int = 8
-    one_snapshot: bool = False
-    name: str = ""
 
     def finder(self, source: str, topics: Any = None) -> SplitFinder:
         with self.needing_driver():
@@ -62,10 +51,6 @@ class PostgresTableSource(PostgresTable, TableSource[T]):
     def _as_json(self, part: Any) -> bytes:
         row: str = part
         return row.encode()
-
-    def grants(self, user: str) -> Grants:
-        """See `Source`."""
-        return self.granted_by(self.reading_grants(user))
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -25,7 +25,7 @@ from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, To
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic, setting
 from exactlyonce.pipeline.secrets import look_up
-from exactlyonce.sinks.kafka.sink import gives_keys, gives_partitions, gives_times
+from exactlyonce.sinks.kafka.sink import gives_keys, gives_newest_rows, gives_partitions, gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
 MADE_ANEW = "was deleted and created again"
@@ -117,7 +117,7 @@ class Inputs:
             if not self.others[id].repeats:
                 raise ConfigError(
                     f"--skip {place}: the number may be another row's in this run, since rows may have changed. "
-                    f"Correct the row and run again; or set on_error= of source {id!r}, which leaves such rows out."
+                    f"Set on_error= of source {id!r}, which leaves such rows out; or correct the row and run again."
                 )
             splits = {split.partition: split for split in manifest.offsets if split.source == id}
             found = self._found[id].get(place.partition)
@@ -428,6 +428,8 @@ class OutputTopics:
     """The topics that the user lets the pipeline go on into, though they are not those that it has written to."""
     by_key: Collection[str] = ()
     """The sinks whose outputs a partitioner distributes by their keys."""
+    compacted: Collection[str] = ()
+    """The sinks whose missing topics are made to keep the newest record of each key: they write changes."""
     setting: str | None = None
     """The client's partitioner, if the user has set one."""
     partitioners: dict[str, str] = field(default_factory=dict)
@@ -468,8 +470,11 @@ class OutputTopics:
                 continue
             if manifest is not None and sink.topic in written and sink.topic not in self.accepted:
                 raise output_gone(manifest, sink.topic, "was deleted")
-            self.topics.create(sink.topic, partitions=sink.create_partitions or 1)
-            note(f"sink {id}: created topic {sink.topic} with {sink.create_partitions} partitions")
+            compacted = id in self.compacted
+            settings = {"cleanup.policy": "compact"} if compacted else None
+            self.topics.create(sink.topic, partitions=sink.create_partitions or 1, settings=settings)
+            kind = "compacted topic" if compacted else "topic"
+            note(f"sink {id}: created {kind} {sink.topic} with {sink.create_partitions} partitions")
             self.described = {**self.described, **self.topics.describe([sink.topic])}
 
     def _require_same(self, manifest: Manifest, note: Callable[[str], None]) -> None:
@@ -637,7 +642,11 @@ class PipelineTopics:
             node.id for node in self._graph.sinks if node.id in sinks
             if gives_keys(node.sink, self._graph.type_of(node.inputs[0])) and not gives_partitions(node.sink)
         }  # fmt: skip
-        self.outputs = OutputTopics(self._topics, sinks, described, self._accepted, by_key, self._setting)
+        compacted = {
+            node.id for node in self._graph.sinks if node.id in sinks
+            and gives_newest_rows(node.sink, self._graph.type_of(node.inputs[0]))
+        }  # fmt: skip
+        self.outputs = OutputTopics(self._topics, sinks, described, self._accepted, by_key, compacted, self._setting)
 
     def _sinks_of_topics(self) -> dict[str, WritesToTopic]:
         """The sinks that write to a topic, by id."""
@@ -687,6 +696,8 @@ class PipelineTopics:
                 self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
                 return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
             case ask.CreateOutputs(newest):
+                if newest is None and self.restored is None:
+                    self.inputs.find_splits(())  # a source that cannot begin leaves no topic behind
                 self.outputs.settle_partitioners(newest or self.restored, self._note)
                 self.outputs.create_missing(newest, self._note)
                 return self.outputs.note_times(self._note)

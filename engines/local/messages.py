@@ -9,13 +9,14 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.source import LogRead
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.plan import TaskSpec
 from exactlyonce.engines.runtime.faults import Repeated
@@ -135,6 +136,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The wall clock of the first batch; 0 before it."""
     lags: dict[str, list[tuple[str, int, int]]]
     """Topic, partition, and the records up to the last stable offset that are not read, by source."""
+    logs: dict[str, list[LogRead]] = {}
+    """The logs of servers that are read, by source; their records are not among `lags`."""
     going_round: int
     """Records that wait to come round a loop."""
     waiting: list[str]
@@ -166,9 +169,11 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     def lag_by_source(self) -> dict[str, int]:
         return {source: sum(lag for _, _, lag in places) for source, places in self.lags.items()}
 
-    @property
-    def lag(self) -> int:
-        return sum(self.lag_by_source.values())
+
+def records_unread(workers: Collection[Progress]) -> int | None:
+    """The lag of *workers* in records; None: they read logs alone, whose records nobody counts."""
+    lags = [lag for worker in workers for places in worker.lags.values() for _, _, lag in places]
+    return None if not lags and any(worker.logs for worker in workers) else sum(lags)
 
 
 class Occupied(msgspec.Struct, tag=True):

@@ -19,8 +19,9 @@ from exactlyonce.checkpoint.events import Ack, Decided, PendingCheckpoint, Phase
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events
-from exactlyonce.engines.local.messages import Progress
+from exactlyonce.engines.local.messages import Progress, records_unread
 from exactlyonce.engines.runtime.faults import RepeatedNotes
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
@@ -128,7 +129,7 @@ class TerminalReporter(Reporter):
 
     def live(self, figures: Mapping[str, Any]) -> None:
         line = (
-            f"{figures['records_per_s']:>9,} records/s   lag {figures['lag']:,}   "
+            f"{figures['records_per_s']:>9,} records/s   lag {_shown_lag(figures)}   "
             f"open transactions {figures['open_transactions']}"
         )
         if figures.get("dead_letters"):
@@ -148,6 +149,22 @@ class TerminalReporter(Reporter):
     def close(self) -> None:
         self._erase()
         self._stream.flush()
+
+
+def _log_problems(progress: Progress) -> set[str]:
+    read = ((source, log) for source, logs in progress.logs.items() for log in logs)
+    return {f"source {source!r}: {log.problem}." for source, log in read if log.problem}
+
+
+def _shown_lag(figures: Mapping[str, Any]) -> str:
+    """
+    >>> _shown_lag({"lag": 1200}), _shown_lag({"lag": None, "log_lag_ms": 2300, "log_lag_bytes": 3 << 20})
+    ('1,200', '2.3 s, 3.0 MB of log')
+    """
+    shown = [] if figures["lag"] is None else [f"{figures['lag']:,}"]
+    if figures.get("log_lag_ms") is not None:
+        shown += [shown_duration(figures["log_lag_ms"]), f"{shown_bytes(figures['log_lag_bytes'])} of log"]
+    return ", ".join(shown) or "-"
 
 
 def reporter_for(log_format: str, level: str) -> Reporter:
@@ -255,8 +272,11 @@ class Report:
         )
 
     def progress(self, progress: Progress) -> None:
-        first = self._workers.get(progress.subtask) is None or not self._workers[progress.subtask].first_record_ms
+        before = self._workers.get(progress.subtask)
+        first = before is None or not before.first_record_ms
         self._workers[progress.subtask] = progress
+        for problem in _log_problems(progress) - (_log_problems(before) if before else set()):
+            self.note(problem)
         self._gap_ms = max(self._gap_ms, progress.longest_gap_ms)
         for reporter in self._reporters:
             reporter.progress(progress)
@@ -270,15 +290,19 @@ class Report:
             waiting = [text for worker in self._workers.values() for text in worker.waiting]
             self.note("; ".join(dict.fromkeys(waiting)))
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, int | None]:
         """Totals of the current attempt."""
         workers = self._workers.values()
-        totals = {
+        totals: dict[str, int | None] = {
             name: sum(getattr(worker, name) for worker in workers)
             for name in ("records_in", "records_out", "skipped", "going_round", "open_transactions")
         }
         totals["late"] = sum(sum(worker.late.values()) for worker in workers)
-        totals["lag"] = sum(worker.lag for worker in workers)
+        totals["lag"] = records_unread(workers)
+        logs = [log for worker in workers for read in worker.logs.values() for log in read]
+        if logs:
+            totals["log_lag_ms"] = max((log.lag_ms for log in logs if log.lag_ms is not None), default=None)
+            totals["log_lag_bytes"] = sum(log.lag_bytes or 0 for log in logs)
         return totals | ({"dead_letters": sum(self._letters.values())} if self._letters else {})
 
     def live(self, core: Coordinator) -> None:

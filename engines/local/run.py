@@ -22,9 +22,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import events
 from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.monitoring.page import Page, WaitingNow
-from exactlyonce.engines.local.monitoring.serving import STANDBY, WAITING, Health, Metrics, Paths, serving
-from exactlyonce.engines.local.monitoring.spans import exporting
+from exactlyonce.engines.local.monitoring.serving import STANDBY, WAITING, Health, Metrics, Paths
 from exactlyonce.engines.local.reporting import EventReporter, Report, Reporter, reporter_for
 from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions, listening_at
@@ -220,6 +218,8 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
         reporters.append(metrics)
         served[options.metrics] = {"/metrics": metrics.answer, **probes}
     if options.ui:
+        from exactlyonce.engines.local.monitoring.page import Page, WaitingNow
+
         waiting = WaitingNow(options.client, physical.graph.pipeline_id, SystemClock())
         stack.callback(waiting.close)
         page = Page(physical, health, SystemClock(), waiting.figures)
@@ -227,8 +227,12 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
         served[options.ui] = {**page.paths, **probes, **served.get(options.ui, {})}
     with stack:
         if options.traces:
+            from exactlyonce.engines.local.monitoring.spans import exporting
+
             reporters.append(stack.enter_context(exporting(physical.graph.pipeline_id, options.traces)))
         for address, paths in served.items():
+            from exactlyonce.engines.local.monitoring.server import serving
+
             stack.enter_context(serving(*listening_at(address), paths))
             shown = ", ".join(sorted(path for path in paths if not path.endswith(".json")))
             reporter.event(events.event("listening", physical.graph.pipeline_id, text=f"http://{address} has {shown}"))

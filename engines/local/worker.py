@@ -101,6 +101,7 @@ class ProgressReport:
             lags={
                 source.name: [(*place, lag) for place, lag in source.reader.lags().items()] for source in parts.sources
             },
+            logs={source.name: list(logs) for source in parts.sources if (logs := source.reader.logs())},
             going_round=sum(task.going_round for task in parts.subtasks),
             waiting=list(filter(None, waiting)),
             notes=notes,

@@ -38,7 +38,6 @@ from exactlyonce.engines.local.messages import (
     ToWorker,
     WorkerFailed,
 )
-from exactlyonce.engines.local.worker import serve
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, OutputLost, made_from
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -222,6 +221,8 @@ class InlineWorker(Workers):
         thread = threading.Thread(target=body, name="coordinator", daemon=True)
         thread.start()
         with suppress(KeyboardInterrupt):
+            from exactlyonce.engines.local.worker import serve  # a coordinator of processes does without
+
             while (connection := self._connections.get()) is not None:
                 try:
                     serve(connection)

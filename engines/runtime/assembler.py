@@ -46,11 +46,11 @@ from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedPart
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard, Watermark
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
-    USERS_ERRORS,
     ExactlyOnceError,
     GraphError,
     InvariantViolation,
     text_of,
+    users_errors,
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.failpoints import hit
@@ -434,7 +434,11 @@ class Assembler:
     def _operator(self, node: Node, io: TaskIO, operators: TaskOperators) -> Any:
         if node.kind is Kind.SINK:
             return io.write(node)
-        if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
+        if node.kind is Kind.SOURCE and node.outputs:
+            sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
+            only, *others = sides.values()
+            return ops.Parts(node.id, sides=sides) if others else ops.Pass(node.id, downstream=only, sides=sides)
+        if node.kind in (Kind.SOURCE, Kind.PART, Kind.UNION, Kind.FEEDBACK):
             return ops.Pass(node.id)
         asks_nobody = node.calls is not None and operators.answers.replayed is not None
         function = None if node.fn is None or asks_nobody else self._function(node, operators)
@@ -640,7 +644,7 @@ def sink_output(
 ) -> ops.SinkOutput:
     """The operator that encodes the records of sink *node* for *write*."""
     type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
-    while producer.kind in (Kind.FILTER, Kind.PEEK, Kind.WITH_TIME):
+    while producer.kind in (Kind.PART, Kind.FILTER, Kind.PEEK, Kind.WITH_TIME):
         producer = graph.node(producer.inputs[0].node)
     known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source's records were decoded as their type
     known = known and node.inputs[0].output != DEAD_LETTERS
@@ -658,7 +662,7 @@ def _open(node: Node, function: Any, context: Context) -> None:
         function.open(context)
     except ExactlyOnceError:
         raise
-    except USERS_ERRORS as error:
+    except users_errors() as error:
         raise OpenFailed(
             f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{place_of(error)}."
         ) from error

@@ -15,7 +15,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.join_operators import Lookups, replaced
 from exactlyonce.engines.runtime.operators import StateCalls
 from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts, nothing_at
-from exactlyonce.pipeline.errors import USERS_ERRORS
+from exactlyonce.pipeline.errors import users_errors
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.graph import Kind
 from exactlyonce.pipeline.joins import Lookup
@@ -79,7 +79,7 @@ class Latest(Generic[S]):
                     if state is record or (shares(output) if shared is None else shared):
                         state = state_type.clone(state)
                 entries[key] = None if state is None else (last, state)
-        except USERS_ERRORS as error:
+        except users_errors() as error:
             raise ApplyFailed(len(outputs)) from error
         if len(entries) > ENTRIES_MAX:
             self.settle()

@@ -33,11 +33,11 @@ from exactlyonce.engines.runtime.order_log import FetchFailed
 from exactlyonce.pipeline.dead_letters import INPUT, RECORD, DeadLetter, Reason
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import (
-    USERS_ERRORS,
     RecordError,
     Unavailable,
     sendable,
     text_of,
+    users_errors,
 )
 from exactlyonce.pipeline.records import Record
 
@@ -93,7 +93,7 @@ def retried(call: Callable[[], T], sleep: Callable[[float], None] = pause) -> T:
     for pause_s in RETRY_PAUSES_S:
         try:
             return call()
-        except USERS_ERRORS as error:
+        except users_errors() as error:
             if not is_outage(error):
                 raise
         sleep(pause_s)

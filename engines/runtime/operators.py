@@ -37,12 +37,12 @@ from exactlyonce.engines.runtime.faults import (
 )
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.pipeline.errors import (
-    USERS_ERRORS,
     ExactlyOnceError,
     RecordError,
     Unavailable,
     UserError,
     require_whole,
+    users_errors,
 )
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK, ms_of
 from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
@@ -109,7 +109,7 @@ class BatchOperator:
                 try:
                     done += map(fn, records)  # keeps the results before an error
                     require_whole(done, end - len(failed))
-                except USERS_ERRORS as error:
+                except users_errors() as error:
                     place = end - length_hint(records) - 1
                     if self.survives(error):
                         failed.append((place, error))
@@ -208,6 +208,23 @@ class Pass(BatchOperator):
 
     def __call__(self, batch: Batch) -> None:
         self.push(batch)
+
+
+@dataclass(slots=True)
+class Parts(BatchOperator):
+    """The head of a source with several members, whose records are `Routed`. The order of records holds within each
+    member: those of a batch go to one member after the other."""
+
+    def __call__(self, batch: Batch) -> None:
+        outputs = [outputs for outputs, _ in batch.records]
+        batch = batch.of([record for _, record in batch.records])
+        for ids in dict.fromkeys(outputs):
+            whole = outputs.count(ids) == len(outputs)
+            mine = batch if whole else batch.where([each is ids for each in outputs])
+            for place, id in enumerate(ids):
+                given = mine if len(ids) == 1 else mine.of([records[place] for records in mine.records])
+                for push in self.sides[id]:
+                    push(given)
 
 
 class KeyPlaces:
@@ -420,7 +437,7 @@ class StateCalls(BatchOperator):
             before = state if self.clone is None or state is None else self.clone(state)
             try:
                 return fn(state, record)
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 if not self.survives(error):
                     raise
                 dead.append((place, error))
@@ -486,7 +503,7 @@ class Split(BatchOperator):
             for emitted.place, record in enumerate(batch.records[chunk], chunk.start):
                 try:
                     fn(record, emit)
-                except USERS_ERRORS as error:
+                except users_errors() as error:
                     if not self.survives(error):
                         raise self.error(batch.origins[emitted.place], error) from error
                     emitted.take_back()
@@ -612,7 +629,7 @@ class SinkOutput(BatchOperator):
         while batch.records and outputs is None:
             try:
                 outputs = retried(partial(self.encoder.encode, batch.records), self.sleep)
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 rest = self._encodable(batch) if self.survives(error) else batch
                 if len(rest.records) == len(batch.records):
                     raise self._refused(batch, error) from error
@@ -628,7 +645,7 @@ class SinkOutput(BatchOperator):
         for place, record in enumerate(batch.records):
             try:
                 retried(partial(self.encoder.encode, [record]), self.sleep)
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 if not self.survives(error):
                     raise self._refused(batch.part(place, place + 1), error) from error
                 failed.append((place, error.__cause__ or error if isinstance(error, FunctionRaised) else error))
@@ -641,7 +658,7 @@ class SinkOutput(BatchOperator):
         for place, record in enumerate(() if is_outage(error) else batch.records):
             try:
                 self.encoder.encode([record])
-            except USERS_ERRORS as first:
+            except users_errors() as first:
                 culprit, error = place, first
                 break
         origin = None if is_outage(error) else batch.origins[culprit]

@@ -37,9 +37,10 @@ from exactlyonce.engines.runtime.faults import (
     record_error,
 )
 from exactlyonce.engines.runtime.watermarks import Watermark
+from exactlyonce.pipeline.codec import Ignored
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
 from exactlyonce.pipeline.durations import shown_duration
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
+from exactlyonce.pipeline.errors import RecordError, Unavailable, require_whole, sendable, text_of, users_errors
 from exactlyonce.pipeline.event_time import (
     END_OF_TIME,
     LATEST_MS,
@@ -346,7 +347,7 @@ class SourceDecoder:
             try:
                 records.extend(map(decode, values))  # keeps the records before an error
                 require_whole(records, len(messages) - len(bad))
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 place = len(messages) - length_hint(values) - 1
                 if is_outage(error):
                     retries = retries + 1 if place == retried else 0
@@ -355,7 +356,8 @@ class SourceDecoder:
                     self._sleep(RETRY_PAUSES_S[retries])
                     retried, values = place, iter(parts[place:])
                 else:
-                    if (letter := self._undecoded(messages[place], error)) is not None:
+                    letter = None if isinstance(error, Ignored) else self._undecoded(messages[place], error)
+                    if letter is not None:
                         letters.append(letter)
                     bad.append(place)
             else:
@@ -380,7 +382,7 @@ class SourceDecoder:
             return batch
         try:
             times = source_times.times(batch.records, self._decoder.times_ms(batch.origins))
-        except USERS_ERRORS:
+        except users_errors():
             batch, times = self._usable(source_times, batch)
             runs = None
         if runs is None:
@@ -406,7 +408,7 @@ class SourceDecoder:
             try:
                 times += source_times.times([record], self._decoder.times_ms([origin]))
                 records.append(record)
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 if is_outage(error):
                     raise record_error("time=", self.id, origin, error) from error
                 if (letter := self._untimed(origin, error)) is not None:

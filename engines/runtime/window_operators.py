@@ -27,7 +27,7 @@ from exactlyonce.engines.runtime.timed_operators import (
     nothing_at,
 )
 from exactlyonce.pipeline.aggregates import Accumulator, Place, Placed
-from exactlyonce.pipeline.errors import USERS_ERRORS, require_whole
+from exactlyonce.pipeline.errors import require_whole, users_errors
 from exactlyonce.pipeline.event_time import END_OF_TIME, shown_time
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.versions import VersionedState
@@ -138,7 +138,7 @@ class WindowOperator(TimedOperator[WindowResults], Generic[W]):
         try:
             merged += map(merge, states, parts)  # keeps the results before an error
             require_whole(merged, len(keys))
-        except USERS_ERRORS as error:
+        except users_errors() as error:
             key = self.read_keys.one(keys[len(merged)])
             on = f"two parts of the window of {key!r} from {shown_time(start)} to {shown_time(last + 1)}"
             raise record_error(f"merge() of operator {self.id!r}", self.id, None, error, on=on) from error
@@ -354,7 +354,7 @@ class SessionWindows(WindowOperator[Session]):
                     of_key = sessions[key] = self._open(key)
                 try:
                     self._take(key, of_key, time, given[place])
-                except USERS_ERRORS as error:
+                except users_errors() as error:
                     raise self.error(batch.origins[place], error) from error
             self.activity.breathe()
         changed = [

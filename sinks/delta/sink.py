@@ -12,9 +12,9 @@ from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.sizes import Size
 from exactlyonce.sinks.committer import CommitterContext
-from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.lake.sink import LakeSink, property_problems, sink_name, writer_id
 from exactlyonce.sinks.lake.table import Lake, StagedFiles
+from exactlyonce.sinks.sql.table import row_type
 from exactlyonce.sinks.writer import SinkEncoder, WriterContext
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
     path: str | os.PathLike[str]
     _: KW_ONLY
     mode: Literal["append", "upsert"] = "append"
-    key: tuple[str, ...] = ()
+    key: str | tuple[str, ...] = ()
     create: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     roll_bytes: Size = 128 << 20
@@ -82,8 +82,8 @@ class DeltaSink(LakeSink[T], Generic[T]):
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Path, mode, key, and the records' schema."""
-        described = {"sink": "delta", "path": self.path, "mode": self.mode, "key": list(self.key)}
-        return {**described, "value": shape.describe(type_)}
+        described = {"sink": "delta", "path": self.path, "mode": self.mode, "key": list(self.key_columns)}
+        return {**described, "value": shape.describe(row_type(type_, self.mode))}
 
     def _open_lake(self, context: CommitterContext) -> tuple[Lake, str]:
         with self._needing_library():
@@ -91,7 +91,9 @@ class DeltaSink(LakeSink[T], Generic[T]):
 
         app = ledger_application(context.pipeline, context.sink)
         place = TablePlace(self.place, self.storage_options)
-        lake = DeltaLake(place, columns_of(context.type), app, sink_name(context), self.key, create=self.create)
+        lake = DeltaLake(
+            place, self.columns(context.type), app, sink_name(context), self.key_columns, create=self.create
+        )
         return lake, f"the transactions {app!r} of table {self.path}"
 
     def _open_files(self, context: WriterContext) -> tuple[StagedFiles, SinkEncoder]:
@@ -101,8 +103,8 @@ class DeltaSink(LakeSink[T], Generic[T]):
         place = TablePlace(self.place, self.storage_options)
         with place.explained():
             table = place.load()
-            rows = DeltaRows(columns_of(context.type), table, place.path)
+            rows = DeltaRows(self.columns(context.type), table, place.path, self.changed(context.type))
         folder, writer = sink_name(context), writer_id(context)
-        if self.key:
+        if self.key_columns:
             return DeltaChanges(place, folder, writer), rows
         return DeltaFiles(place, rows.partition_by, folder, writer), rows

@@ -38,7 +38,7 @@ from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
-from exactlyonce.sinks.lake.columns import TableRows, last_of_each, matched
+from exactlyonce.sinks.lake.columns import DELETED, TableRows, last_of_each, matched
 from exactlyonce.sinks.lake.sink import refers
 from exactlyonce.sinks.lake.table import (
     BEGUN,
@@ -57,6 +57,7 @@ from exactlyonce.sinks.lake.table import (
     parts_of,
 )
 from exactlyonce.sinks.ledger import SinkLedger
+from exactlyonce.sinks.sql.fields import ChangedRows
 
 STAGED = "_exactlyonce"
 """The folder for lists of staged files; readers and vacuum leave out names with an underscore."""
@@ -399,7 +400,12 @@ class LoadedDelta:
         merge = self._table.merge(
             rows, predicate, source_alias="source", target_alias="target", commit_properties=properties
         )
-        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        if DELETED in rows.schema.names:
+            gone, told = f"source.{_quoted(DELETED)}", [DELETED]
+            merge = merge.when_matched_delete(gone).when_matched_update_all(except_cols=told)
+            merge.when_not_matched_insert_all(f"NOT {gone}", told).execute()
+        else:
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
     def _require_whole(self, body: StagedList, files: Sequence[StagedFile]) -> None:
         """Raise `StoreError` unless all files of a committable are whole, and fit the table as it is now."""
@@ -418,9 +424,11 @@ def _quoted(name: str) -> str:
 class DeltaRows(TableRows):
     """The `SinkEncoder` for *table*, which also refuses what a partition would change."""
 
-    def __init__(self, columns: Sequence[Column], table: DeltaTable, path: str) -> None:
+    def __init__(
+        self, columns: Sequence[Column], table: DeltaTable, path: str, changed: ChangedRows | None = None
+    ) -> None:
         schema = columns_of_table(table)
-        super().__init__(columns, schema, path)
+        super().__init__(columns, schema, path, changed)
         self.partition_by = table.metadata().partition_columns
         self._partitions = [name for name in self.partition_by if pa.types.is_string(schema.field(name).type)]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, time
 from typing import Any
 
+from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, shape_of
 from exactlyonce.sinks.sql.fields import CLASSES, RowField, exactly, fields_of, shown
 
@@ -60,6 +61,11 @@ class Column:
 
 def columns_of(type_: Any) -> tuple[Column, ...]:
     """The columns of a record's type. Raises `UnsupportedType` for a type that no typed file can hold."""
+    if holds_changes(type_):
+        raise UnsupportedType(
+            "a Change has a key of any type, which Parquet and Avro do not have: map it to a record of your own, as "
+            "its row, change.after, with change.op; or give a table mode='upsert', which knows deletes"
+        )
     return _columns(type_, (), "")
 
 
@@ -89,7 +95,8 @@ def plain(shape: Shape, where: str = "") -> Shape:
         case _ if form is not None:
             return Shape(form, None)
         case _:
-            advice = "declare its type; that of a key is what the function of key_by is annotated to return"
+            advice = "declare its type, as in dict[str, int]; that of a stream's key is what the function of key_by is "
+            "annotated to return"
     raise UnsupportedType(f"{where} has a type that Parquet and Avro do not have: {advice}")
 
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.sizes import Size
 from exactlyonce.sinks.committer import CommitterContext
-from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.lake.sink import LakeSink, property_problems, sink_name, writer_id
 from exactlyonce.sinks.lake.table import Lake, StagedFiles
+from exactlyonce.sinks.sql.table import row_type
 from exactlyonce.sinks.writer import SinkEncoder, WriterContext
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
     _: KW_ONLY
     catalog: Mapping[str, str] = field(repr=False)
     mode: Literal["append", "upsert"] = "append"
-    key: tuple[str, ...] = ()
+    key: str | tuple[str, ...] = ()
     create: bool = False
     roll_bytes: Size = 128 << 20
 
@@ -71,8 +71,8 @@ class IcebergSink(LakeSink[T], Generic[T]):
             "table": self.table,
             "catalog": self.catalog.get("name", "default"),
             "mode": self.mode,
-            "key": list(self.key),
-            "value": shape.describe(type_),
+            "key": list(self.key_columns),
+            "value": shape.describe(row_type(type_, self.mode)),
         }
 
     def _open_lake(self, context: CommitterContext) -> tuple[Lake, str]:
@@ -82,8 +82,8 @@ class IcebergSink(LakeSink[T], Generic[T]):
 
         ledger = ledger_property(context.pipeline, context.sink)
         catalog = OpenCatalog(self.catalog, self.table)
-        columns, folder = columns_of(context.type), sink_name(context)
-        lake = IcebergLake(catalog, self.table, columns, ledger, folder, self.key, create=self.create)
+        columns, folder = self.columns(context.type), sink_name(context)
+        lake = IcebergLake(catalog, self.table, columns, ledger, folder, self.key_columns, create=self.create)
         return lake, f"the property {ledger} of table {self.table}"
 
     def _open_files(self, context: WriterContext) -> tuple[StagedFiles, SinkEncoder]:
@@ -93,12 +93,13 @@ class IcebergSink(LakeSink[T], Generic[T]):
             from exactlyonce.sinks.lake.columns import TableRows
 
         catalog = OpenCatalog(self.catalog, self.table)
-        kind = IcebergChanges if self.key else IcebergFiles
+        kind = IcebergChanges if self.key_columns else IcebergFiles
         try:
             with catalog.explained():
                 table = catalog.get().load_table(self.table)
             files = kind(catalog, table, sink_name(context), writer_id(context))
-            return files, TableRows(columns_of(context.type), columns_of_table(table), self.table)
+            columns, changed = self.columns(context.type), self.changed(context.type)
+            return files, TableRows(columns, columns_of_table(table), self.table, changed)
         except BaseException:
             catalog.close()
             raise

@@ -48,7 +48,7 @@ from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
-from exactlyonce.sinks.lake.columns import last_of_each, matched, without
+from exactlyonce.sinks.lake.columns import DELETED, last_of_each, matched, nullable, present, without
 from exactlyonce.sinks.lake.table import (
     BEGUN,
     StagedInterval,
@@ -352,7 +352,8 @@ class LoadedIceberg:
             for path, size in body.sizes.items():
                 _require_size(table, path, size)
         changes = last_of_each(pa.concat_tables([self._read(path) for body in bodies for path in body.sizes]), key)
-        added, replaced = written.write(changes), list[DataFile]()
+        rows = present(changes).cast(self._lake.require(table))
+        added, replaced = written.write(rows) if rows.num_rows else [], list[DataFile]()
         scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
         for task in table.scan(row_filter=_bounds(changes, key)).plan_files():
             rows = scan.to_table([task])
@@ -364,20 +365,22 @@ class LoadedIceberg:
 
     def _written_anew(self, files: Iterable[DataFile], staged: Schema, written: WrittenFiles) -> list[DataFile]:
         """The rows of *files*, written as *staged*, in new ones with the table's present columns and partitions."""
-        table, new = self._table, list[DataFile]()
+        table, new, schema = self._table, list[DataFile](), self._lake.require(self._table)
         scan = ArrowScan(table.metadata, table.io, staged, AlwaysTrue())
         for file in files:
-            new += written.write(self._fitting(scan.to_table([FileScanTask(file)]), file.file_path))
+            new += written.write(self._fitting(scan.to_table([FileScanTask(file)]), file.file_path, schema))
         return new
 
     def _read(self, path: str) -> Any:
         """The rows of a file of changes."""
         with self._table.io.new_input(path).open() as file:
-            return self._fitting(pq.read_table(file), path)
+            rows = pq.read_table(file)
+        schema = nullable(self._lake.require(self._table))
+        told = [field for field in rows.schema if field.name == DELETED]
+        return self._fitting(rows, path, pa.schema([*schema, *told]))
 
-    def _fitting(self, rows: Any, path: str) -> Any:
+    def _fitting(self, rows: Any, path: str, schema: Any) -> Any:
         """The rows of the staged file *path*, in the types of the table's present columns."""
-        schema = self._lake.require(self._table)
         try:
             return rows.select(schema.names).cast(schema)
         except pa.ArrowException as error:

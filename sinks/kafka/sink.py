@@ -16,12 +16,15 @@ from exactlyonce.checkpoint.records.manifest import TransactionalId
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
 from exactlyonce.connectors.registry import check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
+from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.dead_letters import DeadLetter, DeadLetterLimits, DeadLetterTarget
+from exactlyonce.pipeline.debezium import DebeziumCodec
 from exactlyonce.pipeline.errors import GraphError, require
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import shared_name_problem, topic_problem
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.sink import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery, Routes, Sink, mapped
 from exactlyonce.sinks.writer import Opened, WriterContext, codec_problems, holds_keys, holds_records, value_type
 
@@ -58,7 +61,7 @@ class KafkaSink(Sink[T], Generic[T]):
     A stream of `Record[T]` is written with each record's own value, key and headers; so a tombstone with a key is
     ``Record(key="ann", value=None)``. *key* and *headers*, where given, win. To keep the time of a record as well, give
     ``timestamp=lambda record: record.timestamp_ms``. One of `Change[T]` likewise: the row by its key, a tombstone once
-    it is deleted; a truncate is a record that cannot be written.
+    it is deleted; a truncate is a record that cannot be written. `DebeziumCodec` writes whole changes.
     """
 
     topic_name: str | Callable[[T], str]
@@ -129,12 +132,29 @@ class KafkaSink(Sink[T], Generic[T]):
     def encoder(self, type_: Any, partitions: int | None = None) -> KafkaEncoder:
         """The encoder of records of this type, for a topic with so many *partitions*; ``partition=`` needs them."""
         require(self.partition is None or partitions is not None, "the partitions of a topic are counted before output")
-        key = self.key or (attrgetter("key") if holds_keys(type_) else None)
+        value_codec, key_codec = self.codec(type_), self._codec_of_keys(type_)
+        envelope = value_codec if isinstance(value_codec, DebeziumCodec) else None
+        keyed = envelope is None and holds_keys(type_)
+        own_key: Callable[[Any], object] | None = attrgetter("key") if keyed else None
+        if envelope is not None:
+            own_key = envelope.key_of
         headers = self.headers or (attrgetter("headers") if holds_records(type_) else None)
         placing = None if self.partition is None else Placing(self.partition, self.topic, partitions or 0)
-        codec = opened(self.codec(type_), self.topic, "value")
-        key_codec = None if self.key_codec is None else opened(self.key_codec, self.topic, "key")
-        return KafkaEncoder(codec, holds_keys(type_), key, headers, self.timestamp, placing, key_codec)
+        return KafkaEncoder(
+            opened(value_codec, self.topic, "value"),
+            keyed=keyed,
+            key=self.key or own_key,
+            headers=headers,
+            timestamp=self.timestamp,
+            placing=placing,
+            key_codec=None if key_codec is None else opened(key_codec, self.topic, "key"),
+            tombstones=envelope is not None and envelope.tombstones,
+        )
+
+    def _codec_of_keys(self, type_: Any) -> Codec[Any] | None:
+        """The codec of keys, if one is given, or comes with that of the values."""
+        codec = self.codec(type_)
+        return codec.key_codec if isinstance(codec, DebeziumCodec) and self.key is None else self.key_codec
 
     def as_source(self, type_: Any) -> KafkaSource[Any]:
         """A source of the records that the sink writes of a stream of this type."""
@@ -179,13 +199,19 @@ class KafkaSink(Sink[T], Generic[T]):
         count = self.create_partitions
         if count is not None and not (isinstance(count, int) and count > 0):
             yield f"create_partitions={count!r} must be a number from 1 on, or None"
-        if self.value is not None or type_ is not UNKNOWN:
+        if isinstance(self.value, DebeziumCodec):
+            if not holds_changes(type_):
+                yield f"value= writes changes, and the stream is of {type_name(type_)}: map it to Change"
+            yield from self.value.writing_problems()
+            if self.key_codec is not None and self.key is None:
+                yield "key_codec= goes with key=: DebeziumCodec has the codec of its keys"
+        elif self.value is not None or type_ is not UNKNOWN:
             yield from codec_problems(self.codec, type_)
 
     def check_services(self, type_: Any) -> None:
         check_writing(self.codec(type_), self.topic, "value")
-        if self.key_codec is not None:
-            check_writing(self.key_codec, self.topic, "key")
+        if (key_codec := self._codec_of_keys(type_)) is not None:
+            check_writing(key_codec, self.topic, "key")
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Topic and codecs, without functions."""
@@ -219,6 +245,11 @@ def gives_keys(sink: object, type_: Any) -> bool:
     return isinstance(sink, KafkaSink) and (sink.key is not None or holds_keys(type_))
 
 
+def gives_newest_rows(sink: object, type_: Any) -> bool:
+    """Whether *sink* writes a stream of changes as the newest row by key, for a compacted topic."""
+    return holds_changes(type_) and not (isinstance(sink, KafkaSink) and isinstance(sink.value, DebeziumCodec))
+
+
 def _transactional_ids(context: WriterContext) -> Iterator[TransactionalId]:
     """The transactional ids of one sink subtask in an attempt."""
     for slot in range(context.slots):
@@ -239,9 +270,29 @@ class Outputs(msgspec.Struct, array_like=True):
     done: int = 0
     partitions: Sequence[int] | None = None
     """None: the client chooses them."""
+    records: Sequence[int] | None = None
+    """The place of each output's record in the batch; None: a record has one output."""
 
     def __len__(self) -> int:
         return self.left
+
+    def with_tombstones(self, deleted: Sequence[bool]) -> Outputs:
+        """The same with a null value after each output that is *deleted*, under its key."""
+        if True not in deleted:
+            return self
+        places = [place for place, is_deleted in enumerate(deleted) for _ in range(1 + is_deleted)]
+        values: list[bytes | None] = [self.values[place] for place in places]
+        for number, place in enumerate(places[:-1]):
+            if places[number + 1] == place:
+                values[number + 1] = None
+
+        def twice(column: Sequence[T] | None) -> list[T] | None:
+            return column if column is None else [column[place] for place in places]
+
+        return Outputs(
+            values, twice(self.keys), twice(self.headers), twice(self.timestamps),
+            partitions=twice(self.partitions), records=places,
+        )  # fmt: skip
 
     @property
     def left(self) -> int:
@@ -283,19 +334,23 @@ class Placing:
 
 
 class KafkaEncoder:
-    """Encodes batches for one topic. Each list has one entry per output; None in it is Kafka's null."""
+    """Encodes batches for one topic. Each list has one entry per output; None in it is Kafka's null. With *tombstones*,
+    a delete has two outputs, the second of which has a null value."""
 
     def __init__(
         self,
         codec: Codec[Any],
+        *,
         keyed: bool,
         key: Callable[[Any], object] | None,
         headers: Callable[[Any], Headers] | None,
         timestamp: Callable[[Any], int | datetime] | None,
         placing: Placing | None,
         key_codec: Codec[Any] | None,
+        tombstones: bool,
     ) -> None:
         self.codec = codec
+        self._tombstones = tombstones
         self._keyed = keyed
         self._key = key
         self._headers = headers
@@ -305,13 +360,14 @@ class KafkaEncoder:
 
     def encode(self, records: Sequence[Any]) -> Outputs:
         """The encoded batch."""
-        return Outputs(
+        outputs = Outputs(
             self.values(records),
             self.keys(records),
             self.headers(records),
             self.timestamps(records),
             partitions=self.partitions(records),
         )
+        return outputs.with_tombstones([record.op == "delete" for record in records]) if self._tombstones else outputs
 
     def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
         """The values, encoded."""
@@ -334,7 +390,9 @@ class KafkaEncoder:
             return None
         keys: list[Any] = mapped("key", self._key, outputs)
         encode = self._encode_key
-        return list(map(str.encode if encode is encode_key and set(map(type, keys)) == {str} else encode, keys))
+        if encode is encode_key:  # keys of one type take no function of ours for each
+            encode = _ENCODE_ALL.get(frozenset(map(type, keys)), encode)
+        return list(map(encode, keys))
 
     def headers(self, outputs: Sequence[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""
@@ -441,6 +499,8 @@ def encode_key(key: object) -> bytes | None:
         return str.encode(key)  # also the text of an enumeration's member
     if key is None or type(key) is bytes:
         return key
+    if type(key) is int:
+        return _encode_json(key)
     if isinstance(key, bytes | bytearray):
         return bytes(key)
     encoded = _encode_json(key)
@@ -454,6 +514,10 @@ def _encode_by(codec: Codec[Any]) -> Callable[[object], bytes | None]:
 
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
+_ENCODE_ALL: Mapping[frozenset[type], Callable[[Any], bytes]] = {
+    frozenset({str}): str.encode, frozenset({int}): _encode_json,
+}  # fmt: skip
+"""Encodes keys that are all of these types, as `encode_key` does."""
 
 
 @dataclass(frozen=True, init=False)

@@ -1,19 +1,23 @@
 """Records as rows of a table: their fields, matched with its columns, and rows that replace others by key. Pure.
 
+Staged changes of a table have the column `DELETED`; a key that is gone has null in the columns that are not of it.
 Invariant: a column that matches takes every value of its field unchanged, or the encoder names the record's field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form, Shape
 from exactlyonce.sinks.files.columns import Column, columns_of, plain
 from exactlyonce.sinks.files.parquet import Parquet
+from exactlyonce.sinks.sql.fields import ChangedRows
 
 _is = pa.types
 
@@ -39,15 +43,38 @@ _FITTING: Mapping[Form, Callable[[Any], bool]] = {
 }
 
 
-class TableRows:
-    """The `SinkEncoder` of records as batches of a table's columns."""
+DELETED = "exactlyonce_deleted"
+"""The column of staged changes that says whether the row of the key is gone."""
 
-    def __init__(self, columns: Sequence[Column], schema: Any, table: str) -> None:
-        self._parquet = Parquet(columns, matched(columns, schema, table))
+
+class TableRows:
+    """The `SinkEncoder` of records as batches of a table's columns. *changed*: where the records are changes."""
+
+    def __init__(self, columns: Sequence[Column], schema: Any, table: str, changed: ChangedRows | None = None) -> None:
+        written = matched(columns, schema, table)
+        self._rows, self._changed = Parquet(columns, written), changed
+        if changed is not None:
+            gone = [replace(column, field=changed.gone(column.field)) for column in columns]
+            self._gone = Parquet(gone, nullable(written))
 
     def encode(self, records: Sequence[Any]) -> Any:
         """A `pyarrow.RecordBatch`."""
-        return self._parquet.encode([records])[0][0]
+        if self._changed is None:
+            return self._rows.encode([records])[0][0]
+        rows, keys = self._changed.parted(records)
+        parts = [encoder.encode([some])[0][0] for encoder, some in ((self._rows, rows), (self._gone, keys))]
+        numbers = iter(range(len(rows))), iter(range(len(rows), len(records)))
+        order = pa.array([next(numbers[change.after is None]) for change in records], pa.int64())
+        columns = [
+            pa.concat_arrays(arrays).take(order) for arrays in zip(*(part.columns for part in parts), strict=True)
+        ]
+        schema = self._gone.schema.append(pa.field(DELETED, pa.bool_()))
+        return pa.RecordBatch.from_arrays([*columns, pc.greater_equal(order, len(rows))], schema=schema)
+
+
+def nullable(schema: Any) -> Any:
+    """*schema* with columns that may be null."""
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def matched(columns: Sequence[Column], schema: Any, table: str) -> Any:
@@ -125,6 +152,17 @@ def last_of_each(rows: Any, key: Sequence[str]) -> Any:
     numbered, names = _numbered(rows, key)
     newest = numbered.group_by(names).aggregate([(_ROW, "max")])
     return rows.take(newest[f"{_ROW}_max"].combine_chunks().sort())
+
+
+def present(staged: Any) -> Any:
+    """The *staged* rows that are not gone.
+
+    >>> present(pa.table({"k": [1, 2], "v": [5, None], DELETED: [False, True]})).to_pylist()
+    [{'k': 1, 'v': 5}]
+    """
+    if DELETED not in staged.schema.names:
+        return staged
+    return staged.filter(pc.invert(staged.column(DELETED))).drop_columns([DELETED])
 
 
 def without(rows: Any, changed: Any, key: Sequence[str]) -> Any:

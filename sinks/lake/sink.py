@@ -24,11 +24,20 @@ from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import Committer, CommitterContext, StoreView
-from exactlyonce.sinks.files.columns import columns_of
+from exactlyonce.sinks.files.columns import Column, columns_of
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.lake.table import S3_ON_BUCKET, S3_ON_OBJECTS, Conflict, Lake, LoadedTable, StagedFiles
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
-from exactlyonce.sinks.sql.table import description_problems, row_problems
+from exactlyonce.sinks.sql.fields import ChangedRows
+from exactlyonce.sinks.sql.table import (
+    CHANGES,
+    columns_of_key,
+    description_problems,
+    mode_of,
+    row_fields,
+    row_problems,
+    row_type,
+)
 from exactlyonce.sinks.writer import Opened, SinkEncoder, WriterContext
 
 T = TypeVar("T")
@@ -48,7 +57,7 @@ class LakeSink(Sink[T]):
     library: ClassVar[str]
     """The package of the extra."""
     mode: str
-    key: tuple[str, ...]
+    key: str | tuple[str, ...]
     create: bool
     roll_bytes: Size
 
@@ -71,16 +80,31 @@ class LakeSink(Sink[T]):
         yield from size_problems(self.roll_bytes, "roll_bytes")
         if type_ is not UNKNOWN:
             try:
-                columns_of(type_)
+                self.columns(type_)
             except shape.UnsupportedType as error:
                 yield str(error)
             else:
-                yield from row_problems(type_, self.key) if not wrong else ()
+                yield from row_problems(type_, self.mode, self.key_columns) if not wrong else ()
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return columns_of_key(self.key)
+
+    def columns(self, type_: Any) -> tuple[Column, ...]:
+        """The columns of the rows, for records of the type."""
+        return columns_of(row_type(type_, self.mode))
+
+    def changed(self, type_: Any) -> ChangedRows | None:
+        """Tells rows and deletes apart, if the records are changes and the sink knows deletes."""
+        if mode_of(self.mode, type_) != CHANGES:
+            return None
+        return ChangedRows(row_fields(type_, self.mode, self.key_columns), self.key_columns)
 
     @property
     def shown(self) -> str:
         """Table, mode and key: ``shop.totals upsert by customer``."""
-        by = f" by {', '.join(self.key)}" if self.key else ""
+        by = f" by {', '.join(self.key_columns)}" if self.key_columns else ""
         return f"{self.place} {self.mode}{by}"
 
     @property

@@ -6,7 +6,8 @@ is UTF-8, the session's character set. A value that the column would change or r
 refused here, with the field, the column, and the reason.
 
 A row is ``(1,'a',NULL),`` and a form feed, which is white space in SQL: rows follow VALUES, without the last comma. For
-a delete it is ``1,`` if the key is one column, and else ``(`a`=1 AND `b`='x'),``.
+a delete it is ``1,`` if the key is one column, and else ``(`a`=1 AND `b`='x'),``. A change is that of a delete without
+the comma, a form feed, and the row, unless that is gone.
 """
 
 from __future__ import annotations
@@ -74,6 +75,18 @@ def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], columns: 
     """The comment before each row, equal only for rows of the same fields, mode and columns."""
     meanings = [(field.name, kind_name(field.kind), columns[field.name].meaning) for field in fields]
     return f"/*{sha256(msgspec.json.encode((mode, key, meanings))).hexdigest()[:8]}*/"
+
+
+def newest_of(changes: bytes) -> tuple[bytes, bytes]:
+    r"""The keys to delete, and the rows to insert, by the last of the *changes* of each key.
+
+    >>> newest_of(b"1\f(1,'a'),\f2\f,\f1\f,\f3\f(3,'c'),\f")
+    (b'1,\x0c2,\x0c', b"(3,'c'),\x0c")
+    """
+    end = ROW_END.encode()
+    newest = dict([change.partition(b"\f")[::2] for change in changes.split(end)[:-1]])
+    keys, rows = [key for key, row in newest.items() if not row], filter(None, newest.values())
+    return b"".join([key + end for key in keys]), b"".join([row + end for row in rows])
 
 
 def values_template(names: Sequence[str]) -> str:

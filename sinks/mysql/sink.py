@@ -41,7 +41,7 @@ class MySQLSink(MySQLTable, TableSink[T], Generic[T]):
     _: KW_ONLY
     dsn: str
     mode: Literal["append", "upsert", "delete"] = "append"
-    key: tuple[str, ...] = ()
+    key: str | tuple[str, ...] = ()
     create: bool = False
     delivery: StoreDelivery = "exactly_once"
     commit: Literal["write_ahead"] = "write_ahead"
@@ -56,7 +56,7 @@ class MySQLSink(MySQLTable, TableSink[T], Generic[T]):
         problems = list(super().problems(type_))
         yield from problems
         if not problems and type_ is not UNKNOWN:
-            for field in row_fields(type_, self.mode, self.key):
+            for field in row_fields(type_, self.mode, self.key_columns):
                 if problem := _identifier_problem(field.name):
                     yield f"the field {field.name!r} {problem}"
 
@@ -66,15 +66,21 @@ class MySQLSink(MySQLTable, TableSink[T], Generic[T]):
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the columns, without the server."""
-        columns = [[field.name, kind_name(field.kind)] for field in row_fields(type_, self.mode, self.key)]
-        return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
+        columns = [[field.name, kind_name(field.kind)] for field in row_fields(type_, self.mode, self.key_columns)]
+        return {
+            "sink": "mysql",
+            "table": self.table,
+            "mode": self.mode,
+            "key": list(self.key_columns),
+            "columns": columns,
+        }
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce."""
         with self.needing_driver():
             from exactlyonce.sinks.mysql.store import grant_statements
 
-        return self.granted_by(grant_statements(self, user, creates=creates and self.create))
+        return self.granted_by(grant_statements(self, type_, user, creates=creates and self.create))
 
     def store(self, type_: Any) -> Store:
         with self.needing_driver():

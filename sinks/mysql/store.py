@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from exactlyonce.connectors.mysql.session import TIMEOUT_S, MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError, require
@@ -15,6 +15,7 @@ from exactlyonce.sinks.mysql.literals import (
     column_literals,
     key_template,
     mark_of,
+    newest_of,
     values_template,
 )
 from exactlyonce.sinks.mysql.sink import MySQLSink
@@ -33,8 +34,10 @@ from exactlyonce.sinks.mysql.table import (
     type_problem,
 )
 from exactlyonce.sinks.sql import ledger
-from exactlyonce.sinks.sql.fields import RowField
+from exactlyonce.sinks.sql.fields import ChangedRows, ChangeEncoder, ColumnTexts, RowField
 from exactlyonce.sinks.sql.store import SqlStore
+from exactlyonce.sinks.sql.table import CHANGES, mode_of
+from exactlyonce.sinks.write_ahead.store import RowEncoder
 
 STATEMENT_BYTES_MAX = 1 << 20
 """The size of a statement, each of which has to be answered within the time limit."""
@@ -45,7 +48,10 @@ _JSON_DEPTH_MAX = {True: 31, False: 100}
 _END = ROW_END.encode()
 _OR = b"OR"
 """Between conditions in brackets. It is no longer than the end of a row."""
-RIGHTS = {"append": "INSERT", "upsert": "SELECT, INSERT, UPDATE", "delete": "SELECT, DELETE"}
+RIGHTS = {
+    "append": "INSERT", "upsert": "SELECT, INSERT, UPDATE", "delete": "SELECT, DELETE",
+    CHANGES: "SELECT, INSERT, UPDATE, DELETE",
+}  # fmt: skip
 """On the table, by mode."""
 TEXT = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
 LEDGER_RIGHTS = "SELECT, INSERT, UPDATE"
@@ -60,15 +66,26 @@ CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {ledger.TABLE} (
 ) ENGINE={ENGINE} ROW_FORMAT=DYNAMIC"""
 
 
-def grant_statements(sink: MySQLSink[Any], user: str, *, creates: bool) -> Iterator[str]:
+def grant_statements(sink: MySQLSink[Any], type_: Any, user: str, *, creates: bool) -> Iterator[str]:
     """The rights that a user needs, as statements for the server's client, in the dsn's database. They make the
     tables of exactlyonce, if these are missing; with *creates* the user may make its own table."""
     grantee = f"{quoted(user)}@'%'"
-    rights = f"{RIGHTS[sink.mode]}, CREATE" if creates else RIGHTS[sink.mode]
+    rights = RIGHTS[mode_of(sink.mode, type_)] + (", CREATE" if creates else "")
     yield f"GRANT {rights} ON {quoted(sink.table)} TO {grantee};"
     if sink.delivery == EXACTLY_ONCE:
         yield f"{CREATE_LEDGER};"
         yield f"GRANT {LEDGER_RIGHTS} ON {ledger.TABLE} TO {grantee};"
+
+
+class _Statement(NamedTuple):
+    """A statement that writes rows, which come between its parts."""
+
+    before: str
+    template: str
+    """Of a row."""
+    columns: int
+    """The values in a row."""
+    after: str
 
 
 class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
@@ -80,7 +97,7 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
 
     def __init__(self, sink: MySQLSink[Any], type_: Any, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(sink, type_, MySQLSession(sink.address, timeout_s))
-        self._name, self._mode, self._key = sink.table, sink.mode, sink.key
+        self._name, self._key = sink.table, sink.key_columns
         self._engines_checked: int | None = None
         """The number of the connection on which the engines of both tables were checked."""
 
@@ -104,22 +121,31 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
 
     def _check_table(self, table: MySQLTable) -> None:
         self._require_none(table_problems(table, self._mode, self._fields, self._key, self._column_problems(table)))
-        before, after = self._around
-        row = self._template % (("NULL",) * len(self._fields))
-        require_rights(self._session, RIGHTS[self._mode], self._name, f"{before.decode()}{row}{after.decode()}")
+        uses = [one.before + one.template % (("NULL",) * one.columns) + one.after for one in self._statements]
+        require_rights(self._session, RIGHTS[self._mode], self._name, *uses)
 
     def _type_problem(self, field: RowField, column: MySQLColumn) -> str | None:
         return type_problem(self._name, field, column)
 
-    def _encoder(self, table: MySQLTable) -> MySQLRowEncoder:
+    def _encoder(self, table: MySQLTable) -> RowEncoder:
         depth_max = _JSON_DEPTH_MAX[self._session.is_mariadb]
-        literals = [
-            column_literals(
-                field, self._name, table.columns[field.name], in_key=field.name in self._key, depth_max=depth_max
-            )
-            for field in self._fields
-        ]
-        return MySQLRowEncoder(literals, self._mark(table), self._template, self._rows_bytes_max)
+
+        def literals(fields: Iterable[RowField]) -> list[ColumnTexts]:
+            return [
+                column_literals(
+                    field, self._name, table.columns[field.name], in_key=field.name in self._key, depth_max=depth_max
+                )
+                for field in fields
+            ]
+
+        mark, own = self._mark(table), literals(self._fields)
+        if self._mode != CHANGES:
+            return MySQLRowEncoder(own, mark, self._statements[0].template, self._rows_bytes_max)
+        changed, (key, row) = ChangedRows(self._fields, self._key), [one.template for one in self._statements]
+        in_key = [literal for literal in own if literal.field.name in self._key]
+        gone = literals(changed.gone(literal.field) for literal in in_key)
+        rows = MySQLRowEncoder([*in_key, *own], mark, f"{key}\f{row}", self._rows_bytes_max)
+        return ChangeEncoder(changed, rows, MySQLRowEncoder(gone, mark, f"{key}\f", self._rows_bytes_max))
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 
@@ -142,18 +168,27 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
     # --- rows -------------------------------------------------------------------------------------------------------
 
     @property
-    def _around(self) -> tuple[bytes, bytes]:
-        """The parts of a statement before and after its rows."""
-        columns = ",".join(quoted(field.name) for field in self._fields)
-        if self._mode == "delete":
-            deletes = f"DELETE FROM {quoted(self._name)} WHERE ".encode()
-            return (deletes + f"{columns} IN (".encode(), b")") if len(self._fields) == 1 else (deletes, b"")
-        before = f"INSERT INTO {quoted(self._name)} ({columns}) VALUES ".encode()
-        if self._mode == "append":
-            return before, b""
-        others = [quoted(field.name) for field in self._fields if field.name not in self._key]
-        sets = [f"{name}=VALUES({name})" for name in others] or [f"{quoted(self._key[0])}={quoted(self._key[0])}"]
-        return before, f" ON DUPLICATE KEY UPDATE {','.join(sets)}".encode()
+    def _statements(self) -> list[_Statement]:
+        """The statements that write rows, in their order. A delete comes first: an insert changes the row that any
+        index finds."""
+        name, columns = quoted(self._name), [quoted(field.name) for field in self._fields]
+        in_key = [field.name for field in self._fields if field.name in self._key]
+        before, after = (f"{quoted(in_key[0])} IN (", ")") if len(in_key) == 1 else ("", "")
+        statements = []
+        if self._mode in ("delete", CHANGES):
+            template = key_template(in_key)
+            statements.append(_Statement(f"DELETE FROM {name} WHERE {before}", template, len(in_key), after))
+        if self._mode != "delete":
+            before, after = f"INSERT INTO {name} ({','.join(columns)}) VALUES ", ""
+            if self._mode != "append":
+                others = [
+                    column for field, column in zip(self._fields, columns, strict=True) if field.name not in in_key
+                ]
+                sets = [f"{column}=VALUES({column})" for column in others] or [f"{columns[0]}={columns[0]}"]
+                after = f" ON DUPLICATE KEY UPDATE {','.join(sets)}"
+            template = values_template([field.name for field in self._fields])
+            statements.append(_Statement(before, template, len(columns), after))
+        return statements
 
     @property
     def _of_no_row(self) -> str:
@@ -165,27 +200,21 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
         return f"INSERT INTO {quoted(self._name)} ({columns}) SELECT {nulls} FROM DUAL WHERE FALSE"
 
     @property
-    def _template(self) -> str:
-        """The template of a row."""
-        names = [field.name for field in self._fields]
-        return key_template(names) if self._mode == "delete" else values_template(names)
-
-    @property
     def _rows_bytes_max(self) -> int:
         """The server's limit for the rows of a statement; one byte of a packet is its kind."""
-        return self._session.max_allowed_packet - sum(map(len, self._around)) - 1
+        around = max(len((one.before + one.after).encode()) for one in self._statements)
+        return self._session.max_allowed_packet - around - 1
 
     def _write(self, chunks: Iterable[bytes]) -> None:
         """Read the columns only once the table is locked: MariaDB shows none while it is being altered."""
-        before, after = self._around
         self._session.ask(self._of_no_row)
         mark = self._mark(self._current_table()).encode()
         for chunk in chunks:
             if chunk.count(_END + mark) + chunk.startswith(mark) != chunk.count(_END):
                 raise self._encoded_otherwise()
-            for rows in self._parts(chunk):
+            for statement in self._filled(chunk):
                 self._session.require_transaction()
-                self._session.send(before + rows + after)
+                self._session.send(statement)
 
     def _mark(self, table: MySQLTable) -> str:
         """The mark of rows that are encoded for the table."""
@@ -201,9 +230,17 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
         self._require_columns(table)
         return table
 
+    def _filled(self, chunk: bytes) -> Iterator[bytes]:
+        """The statements with the rows of a chunk."""
+        require(not chunk or chunk.endswith(_END), "Chunks consist of whole rows")
+        parts = newest_of(chunk) if self._mode == CHANGES else (chunk,)
+        for one, part in zip(self._statements, parts, strict=True):
+            for rows in self._parts(part):
+                for some in self._keys(rows) if one.before.startswith("DELETE") else (rows,):
+                    yield one.before.encode() + some + one.after.encode()
+
     def _parts(self, chunk: bytes) -> Iterator[bytes]:
         """The rows of a chunk, as many at a time as a statement takes, without the end of the last one."""
-        require(not chunk or chunk.endswith(_END), "Chunks consist of whole rows")
         size = min(self._rows_bytes_max, STATEMENT_BYTES_MAX)
         start = 0
         while start < len(chunk):
@@ -212,12 +249,12 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
                 end = chunk.rfind(_END, start, start + size + len(_END))
                 end = chunk.find(_END, start) if end < 0 else end
             self._require_that_it_fits(end - start)
-            yield from self._keys(chunk[start:end]) if self._mode == "delete" else (chunk[start:end],)
+            yield chunk[start:end]
             start = end + len(_END)
 
     def _keys(self, rows: bytes) -> Iterator[bytes]:
         keys = rows.split(_END)
-        between = _END if len(self._fields) == 1 else _OR
+        between = _END if len(self._key) == 1 else _OR
         for start in range(0, len(keys), DELETED_AT_ONCE):
             yield between.join(keys[start : start + DELETED_AT_ONCE])
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from exactlyonce.connectors.mysql.session import MySQLSession, quoted
+from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, kind_name
-from exactlyonce.sinks.sql.table import Table, TableColumn
+from exactlyonce.sinks.sql.table import CHANGES, Table, TableColumn
 
 ENGINE = "InnoDB"
 """The one engine with the transactions that the ledger needs."""
@@ -102,14 +102,13 @@ class MySQLTable(Table[MySQLColumn], frozen=True, kw_only=True):
 
 def read_table(session: MySQLSession, name: str) -> MySQLTable | None:
     """The table of this name in the connection's database; None if there is none, or the user may not see it."""
-    of_table = "WHERE table_schema = DATABASE() AND table_name = %s"
-    tables = session.ask(f"SELECT table_type, engine FROM information_schema.tables {of_table}", name)
+    tables = session.ask(f"SELECT table_type, engine FROM information_schema.tables {OF_TABLE}", name)
     if not tables:
         return None
     rows = session.ask(
         "SELECT column_name, column_type, is_nullable, column_default, extra, data_type, character_maximum_length, "
         "character_octet_length, character_set_name, numeric_precision, numeric_scale, datetime_precision, "
-        f"generation_expression FROM information_schema.columns {of_table} ORDER BY ordinal_position", name,
+        f"generation_expression FROM information_schema.columns {OF_TABLE} ORDER BY ordinal_position", name,
     )  # fmt: skip
     columns = {}
     for column, type_, nullable, default, extra, data_type, *sizes, generated in rows:
@@ -131,7 +130,7 @@ def read_table(session: MySQLSession, name: str) -> MySQLTable | None:
     unique: dict[str, tuple[str | None, ...]] = {}
     for index, column, part in session.ask(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-        f"{of_table} AND non_unique = 0 ORDER BY index_name, seq_in_index", name,
+        f"{OF_TABLE} AND non_unique = 0 ORDER BY index_name, seq_in_index", name,
     ):  # fmt: skip
         unique[index] = (*unique.get(index, ()), column if part is None else None)
     numbered = next((row[0] for row in rows if "auto_increment" in row[4]), None)
@@ -161,7 +160,7 @@ def table_problems(
             f"ALTER TABLE {quoted(table.name)} ENGINE={ENGINE}"
         )
     yield from of_columns
-    if mode == "upsert":
+    if mode in ("upsert", CHANGES):
         yield from _key_problems(table, {field.name for field in fields}, set(key))
 
 

@@ -17,10 +17,15 @@ from exactlyonce.sinks.postgres import copy_text
 from exactlyonce.sinks.postgres.copy_text import Texts
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, fields_of, kind_name
-from exactlyonce.sinks.sql.table import Table, TableColumn
+from exactlyonce.sinks.sql.table import CHANGES, Table, TableColumn, row_type
 
 _VERSION_MIN = 120_000
-RIGHTS = {"append": ("INSERT",), "upsert": ("SELECT", "INSERT", "UPDATE"), "delete": ("SELECT", "DELETE")}
+RIGHTS = {
+    "append": ("INSERT",),
+    "upsert": ("SELECT", "INSERT", "UPDATE"),
+    "delete": ("SELECT", "DELETE"),
+    CHANGES: ("SELECT", "INSERT", "UPDATE", "DELETE"),
+}
 """On the table, by mode."""
 WANTED: Mapping[Form, str] = {
     Form.BOOL: "boolean",
@@ -135,7 +140,7 @@ def create(connection: PostgresConnection, sink: PostgresSink[Any], type_: Any) 
     schema, table = sink.place
     statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
         sql.Identifier(table) if schema is None else sql.Identifier(schema, table),
-        sql.SQL(", ").join(_definitions(fields_of(type_), sink.key)),
+        sql.SQL(", ").join(_definitions(fields_of(row_type(type_, sink.mode)), sink.key_columns)),
     )
     try:
         connection.rows(statement)
@@ -250,16 +255,19 @@ def check_server(connection: PostgresConnection) -> None:
 
 def target_problems(
     connection: PostgresConnection,
-    sink: PostgresSink[Any],
+    key: Sequence[str],
+    mode: str,
     fields: Sequence[RowField],
     target: Target,
     of_columns: Iterable[str],
 ) -> list[str]:
-    """The reasons why the table cannot take rows of the sink; *of_columns*: the reasons of its columns."""
-    wrong = [*_kind_problems(connection, target), *of_columns, *_rule_problems(connection, sink, target)]
-    if not wrong and sink.mode == "upsert":
-        wrong += _index_problems(connection, target, sink.key)
-    return wrong or list(_right_problems(connection, sink, fields, target))
+    """The reasons why the table cannot take rows in this mode, of a store; *of_columns*: the reasons of its columns."""
+    wrong = [*_kind_problems(connection, target), *of_columns, *_rule_problems(connection, mode, target)]
+    if not wrong and mode in ("upsert", CHANGES):
+        wrong += _index_problems(connection, target, key)
+    if not wrong and mode == CHANGES:
+        wrong += _domain_problems(connection, target, [field.name for field in fields if field.name not in key])
+    return wrong or list(_right_problems(connection, key, mode, fields, target))
 
 
 def _kind_problems(connection: PostgresConnection, target: Target) -> Iterator[str]:
@@ -275,9 +283,9 @@ def _kind_problems(connection: PostgresConnection, target: Target) -> Iterator[s
         yield "row-level security applies to the role, and may hide rows: ALTER ROLE ... BYPASSRLS, or use another role"
 
 
-def _rule_problems(connection: PostgresConnection, sink: PostgresSink[Any], target: Target) -> Iterator[str]:
+def _rule_problems(connection: PostgresConnection, mode: str, target: Target) -> Iterator[str]:
     """COPY ignores rules, an upsert is refused with any, and a delete follows them."""
-    events = {"append": "3", "upsert": "23", "delete": "4"}[sink.mode]
+    events = {"append": "3", "upsert": "23", "delete": "4", CHANGES: "234"}[mode]
     for rule, event in connection.rows(_RULES, (target.oid, list(events))):
         drop = sql.SQL("DROP RULE {} ON {}").format(sql.Identifier(rule), target.name).as_string(None)
         yield f"it has the rule {rule} on {event}, which would change or drop rows: use a trigger: {drop}"
@@ -298,22 +306,30 @@ def _index_problems(connection: PostgresConnection, target: Target, key: Sequenc
             )
 
 
+def _domain_problems(connection: PostgresConnection, target: Target, columns: Sequence[str]) -> Iterator[str]:
+    """A key that is gone comes through a table of the same types, with NULL for the other columns."""
+    for name in columns:
+        try:
+            connection.rows(f"SELECT NULL::{target.columns[name].type}")
+        except StoreError:
+            yield (
+                f"its column {name!r} is of the domain {target.columns[name].type}, which refuses NULL, and a delete "
+                f"has only the key: give the column, and not the domain, the condition"
+            )
+
+
 def _right_problems(
-    connection: PostgresConnection, sink: PostgresSink[Any], fields: Sequence[RowField], target: Target
+    connection: PostgresConnection, key: Sequence[str], mode: str, fields: Sequence[RowField], target: Target
 ) -> Iterator[str]:
     names = [field.name for field in fields]
-    updated = [name for name in names if name not in sink.key]
-    needed = {
-        "append": {"INSERT": names},
-        "upsert": {"SELECT": names, "INSERT": names, "UPDATE": updated},
-        "delete": {"SELECT": names},
-    }
+    columns_by_right = {"SELECT": names, "INSERT": names, "UPDATE": [name for name in names if name not in key]}
     missing = [
         right
-        for right, columns in needed[sink.mode].items()
-        if columns and not connection.rows(_HAS_RIGHT, (target.oid, right, columns))[0][0]
-    ]
-    deletes = sink.mode == "delete"
+        for right, columns in columns_by_right.items()
+        if right in RIGHTS[mode] and columns
+        and not connection.rows(_HAS_RIGHT, (target.oid, right, columns))[0][0]
+    ]  # fmt: skip
+    deletes = "DELETE" in RIGHTS[mode]
     if deletes and not connection.rows("SELECT has_table_privilege($1::oid, 'DELETE')", (target.oid,))[0][0]:
         missing.append("DELETE")
     role, database, temporary = connection.rows(
@@ -322,7 +338,7 @@ def _right_problems(
     grantee = sql.Identifier(role).as_string(None)
     if missing:
         yield f"the role lacks rights on it: GRANT {', '.join(missing)} ON {target.shown} TO {grantee}"
-    if sink.mode != "append" and not temporary:
+    if mode != "append" and not temporary:
         grant = f"GRANT TEMPORARY ON DATABASE {sql.Identifier(database).as_string(None)} TO {grantee}"
         yield f"the role may create no temporary table, which this mode needs: {grant}"
 

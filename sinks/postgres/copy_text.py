@@ -42,10 +42,13 @@ _NULL_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 class CopyEncoder:
     """Encodes records as marked lines."""
 
-    def __init__(self, columns: Sequence[ColumnTexts], mark: str, indexed: Collection[str] = ()) -> None:
-        """*indexed*: the names of the columns in a unique index."""
+    def __init__(
+        self, columns: Sequence[ColumnTexts], mark: str, indexed: Collection[str] = (), ending: str = ""
+    ) -> None:
+        """*indexed*: the names of the columns in a unique index. *ending*: of each line, with a tab."""
         self._columns = columns
         self._mark = mark
+        self._ending = ending
         self._indexed = [
             column for column in columns
             if column.field.name in indexed and column.field.kind in (Form.STR, Form.BYTES)
@@ -58,8 +61,8 @@ class CopyEncoder:
         columns = [column.encode(records) for column in self._columns]
         if self._indexed:
             self._require_that_an_index_holds(records)
-        lines = f"\n{self._mark}".join(map("\t".join, zip(*columns, strict=True)))
-        return f"{self._mark}{lines}\n".encode().splitlines(keepends=True)
+        lines = f"{self._ending}\n{self._mark}".join(map("\t".join, zip(*columns, strict=True)))
+        return f"{self._mark}{lines}{self._ending}\n".encode().splitlines(keepends=True)
 
     def _require_that_an_index_holds(self, records: Sequence[Any]) -> None:
         sizes = [list(map(_size, column.field.values(records))) for column in self._indexed]

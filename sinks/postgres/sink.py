@@ -12,7 +12,7 @@ from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.sink import StoreDelivery
-from exactlyonce.sinks.sql.table import TableSink
+from exactlyonce.sinks.sql.table import TableSink, row_type
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class PostgresSink(PostgresTable, TableSink[T], Generic[T]):
     _: KW_ONLY
     dsn: str = field(repr=False)
     mode: Literal["append", "upsert", "delete"] = "append"
-    key: tuple[str, ...] = ()
+    key: str | tuple[str, ...] = ()
     create: bool = False
     schema: str | None = None
     commit: Literal["write_ahead"] = "write_ahead"
@@ -84,15 +84,15 @@ class PostgresSink(PostgresTable, TableSink[T], Generic[T]):
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the type's schema, without the database."""
-        described = {"sink": "postgres", "table": self.full_name, "mode": self.mode, "key": list(self.key)}
-        return described | {"row": shape.describe(type_)}
+        described = {"sink": "postgres", "table": self.full_name, "mode": self.mode, "key": list(self.key_columns)}
+        return described | {"row": shape.describe(row_type(type_, self.mode))}
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants:
         """See `Sink`. The administrator makes the tables of exactlyonce. Without *schema* the table's is `public`."""
         with self.needing_driver():
             from exactlyonce.sinks.postgres.store import grant_statements
 
-        return self.granted_by(grant_statements(self, user, creates=creates and self.create))
+        return self.granted_by(grant_statements(self, type_, user, creates=creates and self.create))
 
     def store(self, type_: Any) -> Store:
         with self.needing_driver():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 from psycopg import sql
 
 from exactlyonce.connectors.postgres.connection import Limits, LockHeld, PostgresConnection
@@ -28,13 +29,16 @@ from exactlyonce.sinks.postgres.catalogue import (
 from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql import ledger
-from exactlyonce.sinks.sql.fields import RowField
+from exactlyonce.sinks.sql.fields import ChangedRows, ChangeEncoder, ColumnTexts, RowField
 from exactlyonce.sinks.sql.store import SqlStore
+from exactlyonce.sinks.sql.table import CHANGES, mode_of
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 
 _STAGE = sql.Identifier("pg_temp", "exactlyonce_rows")
 _LINE = sql.Identifier("exactlyonce_line")
 """The order of the rows in the stage: the last one of a key counts."""
+_DELETED = sql.Identifier("exactlyonce_deleted")
+"""Whether the row of the key is gone."""
 SCHEMA = "public"
 """In place of one that only the server would find, in statements of rights."""
 _LEDGER_TYPES = ("text", "text", "integer", "bigint", "bigint", "text")
@@ -48,7 +52,7 @@ def ledger_table(connection: PostgresConnection, schema: str) -> PostgresOwnTabl
     )  # fmt: skip
 
 
-def grant_statements(sink: PostgresSink[Any], user: str, *, creates: bool) -> Iterator[str]:
+def grant_statements(sink: PostgresSink[Any], type_: Any, user: str, *, creates: bool) -> Iterator[str]:
     """The rights that a role needs, as statements for psql. They make the tables of exactlyonce, if these are missing;
     with *creates* the role makes its own table."""
     schema, table = sink.place[0] or SCHEMA, sink.place[1]
@@ -59,7 +63,7 @@ def grant_statements(sink: PostgresSink[Any], user: str, *, creates: bool) -> It
     yield f'GRANT {on_database} ON DATABASE :"DBNAME" TO {role};'
     yield f"GRANT {'USAGE, CREATE' if creates else 'USAGE'} ON SCHEMA {in_schema} TO {role};"
     if not creates:
-        yield f"GRANT {', '.join(RIGHTS[sink.mode])} ON {target} TO {role};"
+        yield f"GRANT {', '.join(RIGHTS[mode_of(sink.mode, type_)])} ON {target} TO {role};"
     if sink.delivery == EXACTLY_ONCE:
         ledger = ledger_table(PostgresConnection(sink.dsn, Limits()), schema)  # the connection is never opened
         yield f"{ledger.statement};"
@@ -101,16 +105,28 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
 
     def _check_table(self, table: Target) -> None:
         of_columns = self._column_problems(table)
-        problems = catalogue.target_problems(self._session, self._sink, self._fields, table, of_columns)
+        problems = catalogue.target_problems(
+            self._session, self._sink.key_columns, self._mode, self._fields, table, of_columns
+        )
         self._require_none(problems, table.shown)
 
     def _type_problem(self, field: RowField, column: PostgresColumn) -> str | None:
         return type_problem(field, column)
 
     def _encoder(self, table: Target) -> RowEncoder:
-        texts = [column_text(field, table.shown, table.columns[field.name]) for field in self._fields]
-        indexed = self._sink.key if self._sink.mode == "upsert" else ()
-        return CopyEncoder(texts, self._mark(table), indexed=indexed)
+        def texts(fields: Iterable[RowField]) -> list[ColumnTexts]:
+            return [column_text(field, table.shown, table.columns[field.name]) for field in fields]
+
+        mark, key = self._mark(table), self._sink.key_columns
+        if self._mode != CHANGES:
+            return CopyEncoder(texts(self._fields), mark, indexed=key if self._mode == "upsert" else ())
+        changed = ChangedRows(self._fields, key)
+        gone = [
+            text if text.field.name in key else msgspec.structs.replace(text, nullable=True)
+            for text in texts(map(changed.gone, self._fields))
+        ]
+        rows = CopyEncoder(texts(self._fields), mark, indexed=key, ending="\tf")
+        return ChangeEncoder(changed, rows, CopyEncoder(gone, mark, ending="\tt"))
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 
@@ -161,7 +177,7 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
     def _mark(self, target: Target) -> str:
         """The mark of rows that are encoded for the table."""
         meanings = [meaning(target.columns[field.name]) for field in self._fields]
-        return mark_of(self._sink.mode, self._sink.key, self._fields, meanings)
+        return mark_of(self._mode, self._sink.key_columns, self._fields, meanings)
 
     def _current_table(self) -> Target:
         """The table with the ledger as it is now, wherever the search_path leads."""
@@ -175,7 +191,7 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
     def _write(self, chunks: Iterable[bytes]) -> None:
         """Read the columns only once the table is locked. EXPLAIN locks it, takes the same rights, and runs no
         trigger."""
-        lock = sql.SQL("EXPLAIN DELETE FROM {}" if self._sink.mode == "delete" else "EXPLAIN INSERT INTO {} SELECT")
+        lock = sql.SQL("EXPLAIN DELETE FROM {}" if self._mode == "delete" else "EXPLAIN INSERT INTO {} SELECT")
         self._session.rows(lock.format(self._known_table().name))
         target = self._current_table()
         self._insert(target, self._unmarked(chunks, self._mark(target)))
@@ -183,21 +199,25 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
     def _insert(self, target: Target, lines: Iterable[bytes]) -> None:
         columns = sql.SQL(", ").join(sql.Identifier(field.name) for field in self._fields)
         copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT text, ENCODING 'UTF8')")
-        if self._sink.mode == "append":
+        if self._mode == "append":
             self._session.copy(copy.format(target.name, columns), lines)
             return
-        self._session.rows(sql.SQL(_MAKE_STAGE).format(stage=_STAGE, columns=columns, target=target.name, line=_LINE))
-        self._session.copy(copy.format(_STAGE, columns), lines)
-        key = sql.SQL(", ").join(map(sql.Identifier, self._sink.key))
-        parts = {"target": target.name, "columns": columns, "key": key, "stage": _STAGE, "line": _LINE}
-        if self._sink.mode == "delete":
+        key = sql.SQL(", ").join(map(sql.Identifier, self._sink.key_columns))
+        parts = {
+            "target": target.name, "columns": columns, "key": key, "stage": _STAGE, "line": _LINE, "deleted": _DELETED,
+            "deletes": sql.Literal(self._mode == "delete"),
+        }  # fmt: skip
+        self._session.rows(sql.SQL(_MAKE_STAGE).format(**parts))
+        copied = sql.SQL(", ").join([columns, _DELETED]) if self._mode == CHANGES else columns
+        self._session.copy(copy.format(_STAGE, copied), lines)
+        if self._mode != "upsert":
             self._session.rows(sql.SQL(_DELETE).format(**parts))
-        else:
+        if self._mode != "delete":
             self._session.rows(sql.SQL(_UPSERT).format(**parts, update=self._update()))
 
     def _update(self) -> sql.Composable:
         """The action for an existing row."""
-        names = [sql.Identifier(field.name) for field in self._fields if field.name not in self._sink.key]
+        names = [sql.Identifier(field.name) for field in self._fields if field.name not in self._sink.key_columns]
         if not names:
             return sql.SQL("NOTHING")
         sets = sql.SQL(", ").join(sql.SQL("{} = excluded.{}").format(name, name) for name in names)
@@ -213,15 +233,19 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
 
 _MAKE_STAGE = """
 CREATE TEMPORARY TABLE {stage} ON COMMIT DROP AS SELECT {columns} FROM {target} WITH NO DATA;
-ALTER TABLE {stage} ADD COLUMN {line} bigint GENERATED ALWAYS AS IDENTITY
+ALTER TABLE {stage} ADD COLUMN {line} bigint GENERATED ALWAYS AS IDENTITY,
+    ADD COLUMN {deleted} boolean DEFAULT {deletes}
 """
-_UPSERT = """
-INSERT INTO {target} ({columns})
-SELECT DISTINCT ON ({key}) {columns} FROM {stage} ORDER BY {key}, {line} DESC
-ON CONFLICT ({key}) DO {update}
+_NEWEST = "(SELECT DISTINCT ON ({key}) {columns}, {deleted} FROM {stage} ORDER BY {key}, {line} DESC) newest"
+"""The last row of each key."""
+_DELETE = f"DELETE FROM {{target}} WHERE ({{key}}) IN (SELECT {{key}} FROM {_NEWEST} WHERE {{deleted}})"
+"""Before the upsert: a row may have taken what another index found in a deleted one."""
+_UPSERT = f"""
+INSERT INTO {{target}} ({{columns}})
+SELECT {{columns}} FROM {_NEWEST} WHERE NOT {{deleted}} ORDER BY {{key}}
+ON CONFLICT ({{key}}) DO {{update}}
 """
 """In the order of the key, so that two transactions with the same rows wait for each other without a deadlock."""
-_DELETE = "DELETE FROM {target} WHERE ({key}) IN (SELECT {key} FROM {stage})"
 _END_SESSIONS = """
 SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE application_name = $1 AND datname = current_database() AND usename = session_user AND pid <> pg_backend_pid()

@@ -1,15 +1,18 @@
 """The fields of a record's type, as the columns of a table get them.
 
-A record is a msgspec Struct, a dataclass, a NamedTuple or a TypedDict; a column has the field's name on the wire.
+A record is a msgspec Struct, a dataclass, a NamedTuple or a TypedDict; a column has the field's name on the wire. A
+change of a table is such a record, or the key of one that is gone.
 Invariant: `RowField.values` are None or of the exact classes of the field's kind, so no encoder checks types again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from operator import itemgetter
 from types import NoneType
 from typing import Any, get_origin
 from uuid import UUID
@@ -17,8 +20,10 @@ from uuid import UUID
 import msgspec
 
 from exactlyonce.pipeline import hints
+from exactlyonce.pipeline.changes import Change, KeyForm
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.shape import Field, Form, Shape, UnsupportedType, describe, shape_of, type_name
+from exactlyonce.sinks.write_ahead.store import RowEncoder
 
 CLASSES: Mapping[Form, type] = {
     Form.BOOL: bool,
@@ -177,6 +182,11 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
         raise UnsupportedType(
             f"{name} has no fields to be columns: use a msgspec Struct, a dataclass, a NamedTuple or a TypedDict"
         )
+    if unchanged := [field.name for field in shape.fields if field.may_be_unchanged]:
+        raise UnsupportedType(
+            f"{unchanged[0]!r} of {name} may be UNCHANGED, which no column can be: give rows without, filled by a "
+            f"stateful_map that keeps the newest value by key"
+        )
     return tuple(_row_field(field, absent=shape.is_mapping and not field.required) for field in shape.fields)
 
 
@@ -191,6 +201,77 @@ def _row_field(field: Field, *, absent: bool) -> RowField:
         name=field.name, kind=kind or Form.ANY, nullable=field.shape.nullable or absent, item=item, get=field.get,
         shape=field.shape,
     )  # fmt: skip
+
+
+class ChangedRows:
+    """Tells changes apart: the rows that are there after them, and the keys whose rows are gone.
+
+    Invariant: the key of a change is that of its row, in the classes of the fields. So a delete finds the row that an
+    insert has written.
+    """
+
+    def __init__(self, fields: Sequence[RowField], key: Sequence[str]) -> None:
+        by_name = {field.name: field for field in fields}
+        self._key = [by_name[name] for name in key]
+        self._form = KeyForm([field.shape for field in self._key])
+        self._places = {name: place for place, name in enumerate(key)}
+
+    def gone(self, field: RowField) -> RowField:
+        """The *field* of a key that is gone: None unless it is of the key."""
+        place = self._places.get(field.name)
+        if place is None:
+            return msgspec.structs.replace(field, get=lambda key: None, nullable=True)
+        return msgspec.structs.replace(field, get=itemgetter(place))
+
+    def parted(self, changes: Sequence[Change[Any]]) -> tuple[list[Any], list[tuple[Any, ...]]]:
+        """The rows, and the keys that are gone, each in their order. ValueError for a truncate, and for a key that is
+        not its row's."""
+        values = [change.value for change in changes]
+        rows = [value for value in values if value is not None]
+        keys = [self._values(change.key) for change in changes]
+        there = iter(zip(*(field.values(rows) for field in self._key), strict=True))
+        for key, value in zip(keys, values, strict=True):
+            if value is not None and (own := next(there)) != key:
+                names = ", ".join(field.name for field in self._key)
+                raise ValueError(
+                    f"{names}: the row has {shown(own)}, and the change is of the key {shown(key)}: key= must name the "
+                    f"columns of the source's key, in its order, and their fields must be of the columns' types"
+                )
+        return rows, [key for key, value in zip(keys, values, strict=True) if value is None]
+
+    def _values(self, key: Any) -> tuple[Any, ...]:
+        """The values of the key's fields, of `Change.key`."""
+        return tuple([
+            value if type(value) is CLASSES[field.kind] else _from_text(value, field.kind, field.name)
+            for value, field in zip(self._form.values(key), self._key, strict=True)
+        ])  # fmt: skip
+
+
+_SHORT_OFFSET = re.compile(r"[+-]\d\d$")
+
+
+def _from_text(text: Any, kind: Form, name: str) -> Any:
+    """The value of a key's column of *text*, as a database writes it."""
+    try:
+        if kind is Form.BYTES:
+            return bytes.fromhex(text.removeprefix("\\x"))
+        if kind is Form.DATETIME and _SHORT_OFFSET.search(text, 11):
+            text += ":00"
+        return msgspec.convert(text, CLASSES[kind], strict=False)
+    except (msgspec.ValidationError, ValueError, AttributeError, TypeError):
+        raise ValueError(f"{name}: the change is of the key {shown(text)}, which is no {kind_name(kind)}") from None
+
+
+class ChangeEncoder:
+    """Encodes changes, each as a row by *rows*, or as a key that is gone by *keys*; see `RowEncoder`."""
+
+    def __init__(self, changed: ChangedRows, rows: RowEncoder, keys: RowEncoder) -> None:
+        self._changed, self._rows, self._keys = changed, rows, keys
+
+    def encode(self, records: Sequence[Any]) -> list[bytes]:
+        rows, keys = self._changed.parted(records)
+        written, deleted = iter(self._rows.encode(rows)), iter(self._keys.encode(keys))
+        return [next(deleted if change.after is None else written) for change in records]
 
 
 def shown(value: Any) -> str:

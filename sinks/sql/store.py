@@ -17,7 +17,7 @@ from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
 from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.sql.ledger import Ledger, OwnTable, Session
-from exactlyonce.sinks.sql.table import Table, TableSink, column_problems, row_fields
+from exactlyonce.sinks.sql.table import Table, TableSink, column_problems, mode_of, row_fields
 from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
 
 SinkT = TypeVar("SinkT", bound=TableSink[Any])
@@ -34,7 +34,8 @@ class SqlStore(Store, Generic[SinkT, TableT]):
 
     def __init__(self, sink: SinkT, type_: Any, session: Session) -> None:
         self._sink, self._type, self._session = sink, type_, session
-        self._fields = row_fields(type_, sink.mode, sink.key)
+        self._mode = mode_of(sink.mode, type_)
+        self._fields = row_fields(type_, sink.mode, sink.key_columns)
         self._table: TableT | None = None
         """The table that rows go into, as of the last look."""
 

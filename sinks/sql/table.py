@@ -9,15 +9,18 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from exactlyonce.connectors.tables import DatabaseTable
-from exactlyonce.pipeline import shape
+from exactlyonce.pipeline import hints, shape
+from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-from exactlyonce.sinks.writer import holds_changes
+from exactlyonce.sinks.writer import value_type
 
 MODES = ("append", "upsert", "delete")
+CHANGES = "changes"
+"""The mode of a store whose sink upserts a stream of `Change`: rows and deletes, in one order."""
 WRITE_AHEAD = "write_ahead"
 T = TypeVar("T")
 
@@ -44,10 +47,25 @@ class Table(msgspec.Struct, Generic[ColumnT], frozen=True, kw_only=True):
     columns: dict[str, ColumnT]
 
 
+def mode_of(mode: str, type_: Any) -> str:
+    """The mode of a store: of the sink's *mode* for records of the type."""
+    return CHANGES if mode == "upsert" and holds_changes(type_) else mode
+
+
+def row_type(type_: Any, mode: str) -> Any:
+    """The type of the rows of a sink: T for an upsert of `Change[T]`, else that of its records."""
+    return hints.without_none(value_type(type_)) if mode_of(mode, type_) == CHANGES else type_
+
+
 def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...]:
     """The written fields: all, or with mode "delete" the key's. Raises `UnsupportedType`."""
-    fields = fields_of(type_)
+    fields = fields_of(row_type(type_, mode))
     return fields if mode != "delete" else tuple(field for field in fields if field.name in key)
+
+
+def columns_of_key(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The columns of *key*, as a sink was given it: one name, or several."""
+    return (key,) if isinstance(key, str) else key
 
 
 def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
@@ -56,12 +74,13 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
         yield f"mode={mode!r} must be one of {', '.join(map(repr, MODES))}"
     if not isinstance(create, bool):
         yield f"create={create!r} must be True or False"
+    key = columns_of_key(key)
     if not isinstance(key, tuple) or not all(isinstance(name, str) and name for name in key):
-        yield f'key={key!r} must be names of columns: key=("customer",)'
+        yield f'key={key!r} must be a column, or several: key="customer", key=("shop", "customer")'
     elif len(set(key)) < len(key):
         yield f"key={key!r} names a column twice: name each once"
     elif mode in ("upsert", "delete") and not key:
-        yield f'mode={mode!r} needs the columns by which it finds a row: key=("customer",)'
+        yield f'mode={mode!r} needs the columns by which it finds a row: key="customer"'
     elif mode == "append" and key:
         yield (
             f"mode='append' inserts every record, and looks for no row by key={key!r}: set mode='upsert', which "
@@ -69,15 +88,12 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
         )
 
 
-def row_problems(type_: Any, key: Sequence[str]) -> Iterator[str]:
-    """The reasons why a record's type cannot be rows of a table with this key."""
-    if key and holds_changes(type_):
-        yield (
-            "a Change is a row or a delete, in one order, and this sink does one of both. Make rows of them, with a "
-            "field that says so: .map(lambda change: Row(change.key, ..., deleted=change.op == 'delete')), for "
-            "mode='upsert'; KafkaSink and RedisSink delete"
-        )
+def row_problems(type_: Any, mode: str, key: Sequence[str]) -> Iterator[str]:
+    """The reasons why a record's type cannot be rows of a table in this mode, with this key."""
+    if mode == "delete" and holds_changes(type_):
+        yield "mode='delete' deletes a row for each record, and a Change may be a row: mode='upsert' knows its deletes"
         return
+    type_ = row_type(type_, mode)
     try:
         fields = {field.name: field for field in fields_of(type_)}
     except shape.UnsupportedType as error:
@@ -121,7 +137,7 @@ class TableSink(DatabaseTable, WriteAheadSink[T]):
     place_kind: ClassVar[str]
     """Schema or database of the table, where the ledger lies, too."""
     mode: str
-    key: tuple[str, ...]
+    key: str | tuple[str, ...]
     create: bool
     commit: str
 
@@ -130,9 +146,14 @@ class TableSink(DatabaseTable, WriteAheadSink[T]):
         """The problems of the table's name."""
 
     @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return columns_of_key(self.key)
+
+    @property
     def shown(self) -> str:
         """Table, mode and key: ``shop.totals upsert by customer``."""
-        by = f" by {', '.join(self.key)}" if self.key else ""
+        by = f" by {', '.join(self.key_columns)}" if self.key_columns else ""
         return f"{self.full_name} {self.mode}{by}"
 
     @property
@@ -159,4 +180,4 @@ class TableSink(DatabaseTable, WriteAheadSink[T]):
                 f"topic until their checkpoint is decided, in any mode, without locks or settings of the server"
             )
         if not wrong and type_ is not UNKNOWN:
-            yield from row_problems(type_, self.key)
+            yield from row_problems(type_, self.mode, self.key_columns)

@@ -1,6 +1,6 @@
 """Exactly-once pipelines from Kafka to Kafka, in Python: pipelines, operators, codecs, and Kafka as source and sink.
 
-Other sources are in `connectors`, other sinks in `sinks`, errors in `errors`.
+Other sources are in `connectors`, other sinks in `sinks`, errors in `errors`. Each name is imported on first use.
 """
 
 import sys
@@ -8,48 +8,55 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import exactlyonce.engines.stop_signals  # noqa: F401 - first, for signals that come during the other imports
-from exactlyonce.connectors.kafka.source import KafkaSource
-from exactlyonce.pipeline.aggregates import (
-    Aggregate,
-    Count,
-    CountDistinct,
-    First,
-    Last,
-    Max,
-    Mean,
-    Min,
-    Percentiles,
-    Sum,
-    TopN,
-)
-from exactlyonce.pipeline.avro import AvroCodec
-from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
-from exactlyonce.pipeline.durations import Duration
-from exactlyonce.pipeline.enrich import Enriched
-from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
-from exactlyonce.pipeline.joins import Joined, Pair
-from exactlyonce.pipeline.json_schema import JsonSchemaCodec
 from exactlyonce.pipeline.names import nearest
-from exactlyonce.pipeline.protobuf import ProtobufCodec
-from exactlyonce.pipeline.records import Record
-from exactlyonce.pipeline.running import RunResult, RunSettings, run
-from exactlyonce.pipeline.sizes import Size
-from exactlyonce.pipeline.source import EventTime
-from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
-from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
-from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
-from exactlyonce.sinks.kafka.sink import DeadLetters, KafkaSink
+
+if TYPE_CHECKING:
+    from exactlyonce.connectors.kafka.source import KafkaSource
+    from exactlyonce.pipeline.aggregates import (
+        Aggregate,
+        Count,
+        CountDistinct,
+        First,
+        Last,
+        Max,
+        Mean,
+        Min,
+        Percentiles,
+        Sum,
+        TopN,
+    )
+    from exactlyonce.pipeline.avro import AvroCodec
+    from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
+    from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec
+    from exactlyonce.pipeline.debezium import DebeziumCodec
+    from exactlyonce.pipeline.durations import Duration
+    from exactlyonce.pipeline.enrich import Enriched
+    from exactlyonce.pipeline.functions import Context, Emit, Operator, Output, SideEmit
+    from exactlyonce.pipeline.joins import Joined, Pair
+    from exactlyonce.pipeline.json_schema import JsonSchemaCodec
+    from exactlyonce.pipeline.protobuf import ProtobufCodec
+    from exactlyonce.pipeline.records import Record
+    from exactlyonce.pipeline.running import RunResult, RunSettings, run
+    from exactlyonce.pipeline.sizes import Size
+    from exactlyonce.pipeline.source import EventTime
+    from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream, Table, WindowedStream
+    from exactlyonce.pipeline.timers import CoHandler, Handler, Timers
+    from exactlyonce.pipeline.windows import Hopping, Session, Tumbling, Windowed
+    from exactlyonce.sinks.kafka.sink import DeadLetters, KafkaSink
 
 __all__ = [
+    "UNCHANGED",
     "Aggregate",
     "AvroCodec",
     "BytesCodec",
+    "Change",
     "CoHandler",
     "Codec",
     "Context",
     "Count",
     "CountDistinct",
     "DeadLetters",
+    "DebeziumCodec",
     "Duration",
     "Emit",
     "Enriched",
@@ -87,10 +94,67 @@ __all__ = [
     "Timers",
     "TopN",
     "Tumbling",
+    "Unchanged",
     "Windowed",
     "WindowedStream",
     "run",
 ]
+
+_MODULES = {
+    "UNCHANGED": "pipeline.changes",
+    "Aggregate": "pipeline.aggregates",
+    "AvroCodec": "pipeline.avro",
+    "BytesCodec": "pipeline.codec",
+    "Change": "pipeline.changes",
+    "CoHandler": "pipeline.timers",
+    "Codec": "pipeline.codec",
+    "Context": "pipeline.functions",
+    "Count": "pipeline.aggregates",
+    "CountDistinct": "pipeline.aggregates",
+    "DeadLetters": "sinks.kafka.sink",
+    "DebeziumCodec": "pipeline.debezium",
+    "Duration": "pipeline.durations",
+    "Emit": "pipeline.functions",
+    "Enriched": "pipeline.enrich",
+    "EventTime": "pipeline.source",
+    "Feedback": "pipeline.stream",
+    "First": "pipeline.aggregates",
+    "Handler": "pipeline.timers",
+    "Hopping": "pipeline.windows",
+    "Joined": "pipeline.joins",
+    "JsonCodec": "pipeline.codec",
+    "JsonSchemaCodec": "pipeline.json_schema",
+    "KafkaSink": "sinks.kafka.sink",
+    "KafkaSource": "connectors.kafka.source",
+    "KeyedStream": "pipeline.stream",
+    "Last": "pipeline.aggregates",
+    "Max": "pipeline.aggregates",
+    "Mean": "pipeline.aggregates",
+    "Min": "pipeline.aggregates",
+    "Operator": "pipeline.functions",
+    "Output": "pipeline.functions",
+    "Pair": "pipeline.joins",
+    "Percentiles": "pipeline.aggregates",
+    "Pipeline": "pipeline.stream",
+    "ProtobufCodec": "pipeline.protobuf",
+    "Record": "pipeline.records",
+    "RunResult": "pipeline.running",
+    "RunSettings": "pipeline.running",
+    "Session": "pipeline.windows",
+    "SideEmit": "pipeline.functions",
+    "Size": "pipeline.sizes",
+    "StrCodec": "pipeline.codec",
+    "Stream": "pipeline.stream",
+    "Sum": "pipeline.aggregates",
+    "Table": "pipeline.stream",
+    "Timers": "pipeline.timers",
+    "TopN": "pipeline.aggregates",
+    "Tumbling": "pipeline.windows",
+    "Unchanged": "pipeline.changes",
+    "Windowed": "pipeline.windows",
+    "WindowedStream": "pipeline.stream",
+    "run": "pipeline.running",
+}
 
 _ELSEWHERE = {
     "Average": "Mean", "Avg": "Mean", "HoppingWindow": "Hopping", "SessionWindow": "Session", "Sliding": "Hopping",
@@ -101,10 +165,14 @@ _ELSEWHERE = {
 if not TYPE_CHECKING:  # else mypy would accept any name
 
     def __getattr__(name: str) -> object:
-        """Refuse *name*, with what to write instead: the import from another module, or what other tools call so.
+        """The object of that name. Another one is refused, with what to write instead: the import from another module,
+        or what other tools call so.
 
         An import statement gets an ImportError, since Python replaces the text of an AttributeError by its own.
         """
+        if name in _MODULES:
+            value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+            return value
         imported = sys._getframe(1).f_globals["__name__"] == "importlib._bootstrap"
         refused = ImportError if imported else AttributeError
         for module in ("errors", "connectors", "sinks"):

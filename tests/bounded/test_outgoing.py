@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from exactlyonce import DebeziumCodec
 from exactlyonce.connectors.kafka.partitioning import DEFAULT, partitioner
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, take_by_time
 from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, KEYLESS_RUN, ByPartition, Sending, Staging
@@ -17,6 +18,7 @@ from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, St
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, records_in
 from exactlyonce.engines.runtime.operators import SinkOutput
+from exactlyonce.pipeline.changes import Change, Op
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
@@ -122,6 +124,22 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
     assert [headers[0][1] for each in found for headers in each.headers or []] == [value[:4] for value in values]
     assert [offset for each in found for _, _, offset in each.origins or []] == list(range(len(values)))
     assert file.records == len(values)
+
+
+def test_a_tombstone_has_the_origin_of_its_delete(tmp_path: Path) -> None:
+    """Where a record has two outputs, an audit names the record of both."""
+    sink: KafkaSink[Any] = KafkaSink("out", value=DebeziumCodec(Document, "number"))
+    ops: list[Op] = ["delete", "truncate", "delete"]
+    changes: list[Change[Document]] = [
+        Change(op, None if op == "truncate" else 7, None, None, "documents", 1, 2) for op in ops
+    ]
+    staging = Staging("out", 0, FrameWriter(tmp_path / "out", 1), None, origins=True)
+    staging.output = SinkOutput("out", staging.write, sink.encoder(Change[Document]))
+    staging.output(batch(changes))
+    (file,) = staging.close()
+    outputs = list(read_lane([file], 0))
+    assert [value is None for each in outputs for value in each.values] == [False, True, False, False, True]
+    assert [offset for each in outputs for _, _, offset in each.origins or []] == [0, 0, 1, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,15 @@ def test_every_command_has_an_example_and_a_task() -> None:
 
 
 def test_help_loads_no_client(command: Command) -> None:
-    code = "import sys, exactlyonce.cli.main as m; m.parser().format_help(); print(*sys.modules, sep='\\n')"
-    done = subprocess.run([command.line[0], "-c", code], capture_output=True, text=True, check=True)
-    assert not {"confluent_kafka", "kafka", "pyspark", "exactlyonce.engines.local.run"} & set(done.stdout.split())
+    """Neither that of all commands, nor that of one, which loads no other command."""
+    code = "import sys, exactlyonce.cli.main as m; m.parser({}).format_help(); print(*sys.modules, sep='\\n')"
+    for word, own in (None, None), ("--help", set()), ("explain", {"exactlyonce.cli.commands.explain"}):
+        line = [command.line[0], "-c", code.format(repr(word))]
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
+        modules = set(done.stdout.split())
+        assert not {"confluent_kafka", "kafka", "pyspark", "exactlyonce.engines.local.run"} & modules
+        if own is not None:
+            assert {name for name in modules if name.startswith("exactlyonce.cli.commands.")} == own
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from exactlyonce.connectors.source import LogRead, TableRead
 from exactlyonce.engines.local.messages import Progress
 
 CHECKPOINT: dict[str, Any] = {
@@ -11,6 +12,11 @@ CHECKPOINT: dict[str, Any] = {
     "async_ms": 40.0, "bytes": 900, "state_bytes": 5_000, "committables": 2, "records_committed": 50,
     "longest_gap_ms": 12.0, "decided_at_ms": 1_700_000_000_300, "committed_at_ms": 1_700_000_000_400,
 }  # fmt: skip
+
+LOG = LogRead(
+    name="exactlyonce_shop", lag_ms=2_500, lag_bytes=700, kept_bytes=9_000, safe_bytes=1_000, status="unreserved",
+    problem="the server may remove log", tables=[TableRead("customers", 3, 10)],
+)  # fmt: skip
 
 PHASES = ("waiting_ms", "aligning_ms", "snapshot_ms", "capture_ms", "flush_ms")
 

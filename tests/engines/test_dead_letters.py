@@ -196,7 +196,7 @@ def test_a_letter_depends_on_the_record_alone() -> None:
 
 
 MODULE = """
-from exactlyonce import DeadLetters, Pipeline
+from exactlyonce import DeadLetters, EventTime, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -467,7 +467,8 @@ def test_letters_are_shown_and_each_is_sent_back_once(
     assert command("replay", topic).splitlines() == [
         f"{len(again)} records sent back to {job.topic}.",
         f"{left} dead letters left out: behind an operator with state or a loop they have no input record, and "
-        "records of files came from no topic. docs/pipelines.md, dead letters, says what to do with them.",
+        "records of files and of tables came from no topic. docs/pipelines.md, dead letters, says what to do with "
+        "them.",
     ]
     given = kafka.read_committed(job.topic)
     whole = [(record.key, record.value, record.headers, record.partition) for record in given]

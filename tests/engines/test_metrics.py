@@ -11,13 +11,14 @@ from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from run_figures import CHECKPOINT, progress
+from run_figures import CHECKPOINT, LOG, progress
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.source import LogRead
 from exactlyonce.engines.local.messages import WatermarkOf
-from exactlyonce.engines.local.monitoring import serving as module
+from exactlyonce.engines.local.monitoring import server as module
+from exactlyonce.engines.local.monitoring.server import CLIENTS_MAX, serving
 from exactlyonce.engines.local.monitoring.serving import (
-    CLIENTS_MAX,
     METRICS,
     STANDBY,
     STUCK_S,
@@ -25,7 +26,6 @@ from exactlyonce.engines.local.monitoring.serving import (
     Asked,
     Health,
     Metrics,
-    serving,
 )
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError
@@ -93,13 +93,22 @@ def test_every_metric_is_shown() -> None:
     metrics = Metrics("totals")
     metrics.event(CHECKPOINT)
     watermarks = {"count": WatermarkOf(1_700_000_000_000, False)}
-    others = {"unwritten": {"out": 1}, "watermarks": watermarks, "late": {"count": 3}}
+    others = {"unwritten": {"out": 1}, "watermarks": watermarks, "late": {"count": 3}, "logs": {"in": [LOG]}}
     metrics.progress(progress(0, 1, operators={"add": (1.0, 1)}, **others))
-    metrics.progress(progress(0, 1, watermarks={"count": WatermarkOf(END_OF_TIME, True)}, late={"count": 5}))
+    ended = {"watermarks": {"count": WatermarkOf(END_OF_TIME, True)}, "late": {"count": 5}, "logs": {"in": [LOG]}}
+    metrics.progress(progress(0, 1, **ended))
     assert of(scraped(metrics), "late_records_total", operator="count", subtask="0") == 5
     shown = of(scraped(metrics), "watermark_timestamp_seconds", operator="count", subtask="0")
     assert shown == 1_700_000_000, "the end of time is none"
-    names = {name for name, _ in scraped(metrics)}
+    samples = scraped(metrics)
+    shop = {"source": "in", "log": "exactlyonce_shop"}
+    assert of(samples, "source_log_lag_seconds", **shop) == 2.5
+    assert of(samples, "source_log_status", status="unreserved", **shop) == 1
+    metrics.progress(progress(0, 1, logs={"in": [LogRead(name="exactlyonce_shop", status="reserved")]}))
+    after = scraped(metrics)
+    assert {name for name, labels in after if ("source", "in") in labels} == {"exactlyonce_source_log_status"}
+    assert of(after, "source_log_status", status="reserved", **shop) == 1
+    names = {name for name, _ in samples}
     expected = {f"{metric.name}_sum" if metric.kind == "histogram" else metric.name for metric in METRICS}
     assert expected <= names
     assert all(metric.name.endswith("_total") == (metric.kind == "counter") for metric in METRICS)

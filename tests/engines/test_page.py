@@ -13,14 +13,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from run_figures import CHECKPOINT, PHASES, progress
+from run_figures import CHECKPOINT, LOG, PHASES, progress
 
 from exactlyonce import Count, Pipeline, Tumbling
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.local.monitoring.page import CHECKPOINTS, Page
-from exactlyonce.engines.local.monitoring.serving import Asked, Health, serving
+from exactlyonce.engines.local.monitoring.server import serving
+from exactlyonce.engines.local.monitoring.serving import Asked, Health
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.sinks import KafkaSink
@@ -178,6 +179,17 @@ def test_who_holds_the_watermark_back(page: Page) -> None:
         {"id": "by-length", "at_ms": None, "held_back_by": "", "late": 0, "came": 0},
     ]
     assert sum(each.lag or 0 for each in state.partitions) == 6 * 9
+
+
+def test_a_log_has_a_lag_in_time(page: Page) -> None:
+    page.turned("running")
+    page.progress(progress(0, 1, lags={"words": []}, logs={"words": [LOG]}))
+    page.live({"records_per_s": 1, "lag": None, "log_lag_bytes": 700, "log_lag_ms": 2_500})
+    state = page.state()
+    assert state.cause == "source 'words': the server may remove log"
+    assert [(log.source, log.name, log.tables[0].page) for log in state.logs] == [("words", "exactlyonce_shop", 3)]
+    node, worker = state.graph[0], state.workers[0]
+    assert ("lag" in node, node["lag_ms"], worker["lag"], state.samples[-1][2]) == (False, 2_500, None, 700)
 
 
 def test_what_is_wrong_comes_first(page: Page) -> None:

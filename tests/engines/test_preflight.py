@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,7 +106,7 @@ class Described:
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:
         return {name: self.by_name[name] for name in names}
 
-    def create(self, name: str, *, partitions: int) -> None:
+    def create(self, name: str, *, partitions: int, settings: Mapping[str, str] | None) -> None:
         self.by_name[name] = Topic(name, "created", partitions)
 
 

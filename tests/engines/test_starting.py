@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 import exactlyonce
+import exactlyonce.connectors
 import exactlyonce.sinks
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import worker
@@ -57,11 +58,19 @@ def test_a_name_of_another_module_is_refused_with_its_import(name: str, module: 
         _ = exactlyonce.Pipelin  # type: ignore[attr-defined]  # refused by mypy, too
 
 
-def test_every_sink_is_there_for_who_asks() -> None:
+@pytest.mark.parametrize("module", [exactlyonce.connectors, exactlyonce.sinks])
+def test_every_connector_and_sink_is_there_for_who_asks(module: ModuleType) -> None:
     names: dict[str, object] = {}
-    exec("from exactlyonce.sinks import *", names)
-    assert names.keys() - {"__builtins__"} == set(exactlyonce.sinks.__all__)
-    assert not hasattr(exactlyonce.sinks, "NoSink")
+    exec(f"from {module.__name__} import *", names)
+    assert names.keys() - {"__builtins__"} == set(module.__all__)
+    assert not hasattr(module, "NoSink")
+
+
+def test_a_pipeline_loads_no_source_that_it_does_not_have() -> None:
+    modules = loaded("from exactlyonce import Pipeline\nfrom exactlyonce.connectors import KafkaSource")
+    others = {"asyncio", "exactlyonce.connectors.files.source", "exactlyonce.connectors.mysql.changes"}
+    assert "exactlyonce.connectors.kafka.source" in modules
+    assert modules & others == set()
 
 
 def test_a_failure_that_nobody_has_foreseen_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing_extensions import Unpack, assert_type
 
 from exactlyonce import (
     AvroCodec,
+    Change,
     Context,
     Count,
     Emit,
@@ -43,6 +44,8 @@ from exactlyonce.connectors import (
     IterableSource,
     KafkaSource,
     OpenSplit,
+    PostgresChanges,
+    PostgresMessages,
     PostgresTableSource,
     SourceOffset,
     SplitSource,
@@ -118,6 +121,10 @@ assert_type(orders, Stream[Order])
 # each operator
 by_customer = orders.key_by(lambda order: order.customer)
 assert_type(orders.map(lambda order: order.total, output=int), Stream[int])
+outbox = PostgresMessages("orders", dsn="env:SHOP_DSN", value=Order)
+assert_type(pipeline.source("outbox", outbox), Stream[Order])
+captured = PostgresChanges("orders", dsn="env:SHOP_DSN", key="id", value=Order)
+assert_type(pipeline.source("captured", captured), Stream[Change[Order]])
 assert_type(orders.map(Enrich), Stream[Total])
 assert_type(orders.map(functools.partial(Enrich, "other.db")), Stream[Total])
 assert_type(orders.flat_map(lambda order: [order.id, order.ts], output=int), Stream[int])

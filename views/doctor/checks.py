@@ -6,7 +6,7 @@
   transaction under an id that nobody uses, which changes nothing;
 - stores: whether they accept writes, and whether their ledgers agree with the decisions;
 - inputs: whether a topic was replaced, and whether the records that checkpoints need are still there;
-- slots of captured changes: the log that the database keeps for them;
+- servers of sources: the log that a database keeps for captured changes;
 - blocks in all storages: damaged ones, and those that no manifest needs;
 - the decision log: whether it is there and whole, and whether its newest checkpoint is finalized.
 """
@@ -34,8 +34,8 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import (
 )
 from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
-from exactlyonce.connectors.postgres.changes import PostgresChanges
 from exactlyonce.connectors.source import ReadsTopic
+from exactlyonce.connectors.splits import SplitSource
 from exactlyonce.engines.blocks import Storages, damaged_among
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import (
@@ -268,24 +268,23 @@ def _ledger(subject: Subject, history: History, sink: str, view: StoreView, find
         findings.add("stores", what, whose=f"the ledger of sink {sink}", do=choices.strip() or "as it says")
 
 
-def check_slots(subject: Subject, findings: Findings) -> None:
-    """Ask how much log the servers keep for sources that capture changes."""
+def check_sources(subject: Subject, findings: Findings) -> None:
+    """Ask the servers of sources that keep something for them, as the log with captured changes."""
     for node in subject.graph.sources if subject.graph is not None else ():
-        if not isinstance(node.source, PostgresChanges):
+        if not isinstance(node.source, SplitSource):
             continue
-        source, what = node.source, f"slot {node.source.slot_name} of source {node.id}"
+        offsets = subject.newest.offsets if subject.newest is not None else ()
+        what = f"the server of source {node.id}"
         try:
-            size, status = source.kept(node.id)
+            state, found = node.source.examine([at for at in offsets if at.source == node.id])
         except (UserError, Halt) as error:
             findings.not_checked(what, str(error), failed=True)
             continue
-        findings.checked.append(f"{what}: {shown_bytes(size)} of log kept, {status}")
-        if status == "unreserved":
-            findings.add(
-                "inputs", f"The server may remove log that {what} needs: it keeps {shown_bytes(size)}, which is more "
-                f"than max_slot_wal_keep_size", whose="the pipeline's, which has not read it",
-                do="run the pipeline now, or raise max_slot_wal_keep_size: what is removed is lost",
-            )  # fmt: skip
+        if state:
+            findings.checked.append(f"{what}, {state}")
+        for finding in found:
+            level = NOTE if finding.is_note else PROBLEM
+            findings.add("inputs", finding.what, whose=what.removeprefix("the "), do=finding.do, level=level)
 
 
 SOON_SHARE = 4

@@ -22,7 +22,7 @@ from exactlyonce.views.doctor.checks import (
     check_blocks,
     check_decisions,
     check_inputs,
-    check_slots,
+    check_sources,
     check_stores,
 )
 from exactlyonce.views.doctor.findings import Findings, Subject
@@ -76,7 +76,7 @@ def examine(
         check_inputs(subject, topics, facts, findings)
         SettingsCheck(subject, topics, transactions, facts, findings).run()
         RightsCheck(subject, transactions, facts, findings).run()
-        check_slots(subject, findings)
+        check_sources(subject, findings)
         check_stores(subject, findings)
         check_blocks(subject, findings, deep=deep)
     return subject, findings

@@ -291,13 +291,12 @@ def scan_blocks(client: ClientConfig, topic: TopicInfo, start_offsets: Iterable[
     refs: dict[str, BlockRef] = {}
     written_at_ms: dict[str, int] = {}
     unreadable: list[str] = []
-    config, partitions = client.confluent(), range(topic.partitions)
+    config = client.confluent()
     with closing(Topics(client)) as topics:
-        ends = topics.end_offsets(topic.name, partitions, committed=False)
-        stable = topics.end_offsets(topic.name, partitions, committed=True)
-        firsts = topics.start_offsets(topic.name, partitions)
+        offsets = topics.log_offsets(topic.name, range(topic.partitions))
     for partition, start in list(enumerate(start_offsets))[1:]:
-        begin, known = max(start, firsts[partition]), min(stable[partition], ends[partition])
+        end = offsets.end[partition]
+        begin, known = max(start, offsets.first[partition]), min(offsets.stable[partition], end)
 
         def skipped(first: int, after: int, partition: int = partition) -> None:
             unreadable.append(f"partition {partition} of {topic.name}, offsets {first} to {after - 1}")
@@ -305,13 +304,11 @@ def scan_blocks(client: ClientConfig, topic: TopicInfo, start_offsets: Iterable[
         settled = read_range(config, topic.name, partition, begin, known, "read_committed", skipped)
         for message in settled:
             _note(refs, written_at_ms, message)
-        rest = read_range(
-            config, topic.name, partition, max(begin, known), ends[partition], "read_uncommitted", skipped
-        )
+        rest = read_range(config, topic.name, partition, max(begin, known), end, "read_uncommitted", skipped)
         for message in rest:
             if message.value() is not None:
                 _note(refs, written_at_ms, message)
-    return Scanned(tuple(refs.values()), tuple(ends.values()), tuple(unreadable), written_at_ms)
+    return Scanned(tuple(refs.values()), tuple(offsets.end.values()), tuple(unreadable), written_at_ms)
 
 
 def _note(refs: dict[str, BlockRef], written_at_ms: dict[str, int], message: Message) -> None:

@@ -27,8 +27,8 @@ def stable_end(topics: Topics, topic: str) -> int:
 
 def log_ends(topics: Topics, topic: str) -> Ends:
     """The last stable offset of the decision log in *topic*, and its end."""
-    end = topics.end_offsets(topic, [DECISIONS], committed=False)[DECISIONS]
-    return Ends(stable_end(topics, topic), end)
+    offsets = topics.log_offsets(topic, [DECISIONS])
+    return Ends(offsets.stable[DECISIONS], offsets.end[DECISIONS])
 
 
 def read_log(topics: Topics, topic: str, end: int, start: int | None = None) -> LogRead:
@@ -99,11 +99,16 @@ def read_topic(config: ClientConfig, pipeline: str) -> tuple[TopicInfo, History]
     """The checkpoint topic of *pipeline* and the decisions in it: of the same topic, though it may be deleted and made
     anew meanwhile; see `read_history`."""
     with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
-        while True:
-            topic = found(topics, pipeline)
-            history = _history(topics, topic.name, pipeline)
-            if found(topics, pipeline).topic_id == topic.topic_id:
-                return topic, history
+        return topic_with_history(topics, pipeline)
+
+
+def topic_with_history(topics: Topics, pipeline: str) -> tuple[TopicInfo, History]:
+    """As `read_topic`, over the connections of *topics*."""
+    while True:
+        topic = found(topics, pipeline)
+        history = _history(topics, topic.name, pipeline)
+        if found(topics, pipeline).topic_id == topic.topic_id:
+            return topic, history
 
 
 def read_history(config: ClientConfig, pipeline: str) -> History:
@@ -113,4 +118,6 @@ def read_history(config: ClientConfig, pipeline: str) -> History:
 
 
 def _history(topics: Topics, topic: str, pipeline: str) -> History:
-    return history_of(pipeline, topic, read_log(topics, topic, stable_end(topics, topic)))
+    offsets = topics.log_offsets(topic, [DECISIONS])
+    read = read_log(topics, topic, offsets.stable[DECISIONS], offsets.first[DECISIONS])
+    return history_of(pipeline, topic, read)

@@ -69,17 +69,22 @@ def prepare_topic(config: ClientConfig, pipeline: str, partitions: int = PARTITI
     Raises `TopicError`, with the command that fixes a topic which is not as it must be, and `BrokerUnavailable` within
     about ten seconds where no broker answers.
     """
+    with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
+        return prepared(topics, pipeline, partitions)
+
+
+def prepared(topics: Topics, pipeline: str, partitions: int) -> TopicInfo:
+    """As `prepare_topic`, over the connections of *topics*."""
     require(partitions >= PARTITIONS_MIN, f"A checkpoint topic has at least {PARTITIONS_MIN} partitions")
     name = checkpoint_topic(pipeline)
-    with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
+    topic = describe(topics, name)
+    if topic is None:
+        topics.create(name, partitions=partitions, settings={need.setting: need.value for need in NEEDS})
         topic = describe(topics, name)
         if topic is None:
-            topics.create(name, partitions=partitions, settings={need.setting: need.value for need in NEEDS})
-            topic = describe(topics, name)
-            if topic is None:
-                raise BrokerUnavailable(f"Topic {name} was created, and not every broker knows it yet. Run again.")
-            _fix_min_insync(topics, topic)
-        return _checked(topics, config, topic)
+            raise BrokerUnavailable(f"Topic {name} was created, and not every broker knows it yet. Run again.")
+        _fix_min_insync(topics, topic)
+    return _checked(topics, topic)
 
 
 def find_topic(config: ClientConfig, pipeline: str) -> TopicInfo:
@@ -128,7 +133,7 @@ def _fix_min_insync(topics: Topics, topic: TopicInfo) -> None:
         topics.alter(topic.name, {"min.insync.replicas": str(needed)})
 
 
-def _checked(topics: Topics, config: ClientConfig, topic: TopicInfo) -> TopicInfo:
+def _checked(topics: Topics, topic: TopicInfo) -> TopicInfo:
     if topic.partitions < PARTITIONS_MIN:
         raise TopicError(
             f"Topic {topic.name} has {topic.partitions} partition; checkpoints need {PARTITIONS_MIN} or more: one for "
@@ -140,7 +145,7 @@ def _checked(topics: Topics, config: ClientConfig, topic: TopicInfo) -> TopicInf
             details = "; ".join(setting.what for setting in wrong)
             raise TopicError(
                 f"Topic {topic.name} would not keep checkpoints safe: {details}. Fix it with\n"
-                f"  {fixing(config, topic.name, wrong)}"
+                f"  {fixing(topics.config, topic.name, wrong)}"
             )
         Event().wait(0.05)
     return topic

@@ -48,7 +48,7 @@ from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.runtime.watermarks import Port
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS
-from exactlyonce.pipeline.errors import USERS_ERRORS, GraphError, InvariantViolation, text_of
+from exactlyonce.pipeline.errors import GraphError, InvariantViolation, text_of, users_errors
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import Node
 from exactlyonce.pipeline.loading import load_reference
@@ -221,7 +221,7 @@ class Assembly:
         for operator, function in self.operators.functions:
             try:
                 close_function(function)
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 raised = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
                 yield f"close() of operator {operator!r} raised {raised}, after all its work: nothing is lost"
 

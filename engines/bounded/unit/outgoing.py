@@ -244,6 +244,8 @@ class Staging:
         origins = None
         if self._keeps_origins:
             origins = list(zip(*coordinates_of(self.output.origins), strict=True))
+            if outputs.records is not None:
+                origins = [origins[place] for place in outputs.records]
         batch = OutputBatch(
             _list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps)
         )

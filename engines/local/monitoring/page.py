@@ -24,7 +24,8 @@ from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.manifest import SubtaskStats, slowest, slowest_first
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.local.messages import Progress, WatermarkOf
+from exactlyonce.connectors.source import LogRead
+from exactlyonce.engines.local.messages import Progress, WatermarkOf, records_unread
 from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Health, Paths
 from exactlyonce.engines.local.reporting import Reporter
 from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
@@ -169,6 +170,12 @@ class ShownPartition(msgspec.Struct, kw_only=True):
     """Records that are not read; None: not known."""
 
 
+class ShownLog(LogRead, kw_only=True):
+    """A server's log that a source reads."""
+
+    source: str
+
+
 class ShownWatermark(msgspec.Struct, kw_only=True):
     """Event time of a source or operator."""
 
@@ -218,11 +225,12 @@ class PipelineState(PipelineSummary, kw_only=True):
     incarnation: int
     restarts: int
     samples: list[tuple[int, int, int]]
-    """(at_ms, records a second, lag)"""
+    """(at_ms, records a second, lag in records, or in bytes where only logs are read)"""
     graph: list[dict[str, Any]]
     """See `drawn`."""
     workers: list[dict[str, Any]]
     partitions: list[ShownPartition]
+    logs: list[ShownLog] = []
     watermarks: list[ShownWatermark]
     checkpoints: list[ShownCheckpoint]
     savepoints: list[ShownSavepoint] | UnsetType = UNSET
@@ -297,7 +305,7 @@ class Page(Reporter):
         self._incarnation = self._deployments = 0
         self._figures: Mapping[str, Any] = {}
         self._samples = deque[tuple[int, int, int]](maxlen=SAMPLES)
-        """The wall clock in milliseconds, records a second, lag."""
+        """See `PipelineState.samples`."""
         self._changes = Changes()
         self._checkpoints = TriggeredCheckpoints()
         self._workers: dict[int, WorkerFigures] = {}
@@ -323,7 +331,8 @@ class Page(Reporter):
     def live(self, figures: Mapping[str, Any]) -> None:
         with self._lock:
             self._figures = figures
-            self._samples.append((self._clock.now_ms(), figures["records_per_s"], figures["lag"]))
+            lag = figures.get("log_lag_bytes", 0) if figures["lag"] is None else figures["lag"]
+            self._samples.append((self._clock.now_ms(), figures["records_per_s"], lag))
         self._changes.add()
 
     def progress(self, progress: Progress) -> None:
@@ -369,7 +378,7 @@ class Page(Reporter):
                 restarts=max(0, self._deployments - 1), figures=self._figures, samples=list(self._samples),
                 graph=[node | operators.get(node["id"], {}) for node in self._graph],
                 workers=[_worker(figures.newest) for _, figures in sorted(self._workers.items())],
-                partitions=[*self._partitions()], watermarks=[*self._watermarks()],
+                partitions=[*self._partitions()], logs=[*self._logs()], watermarks=[*self._watermarks()],
                 checkpoints=[_shown(known) for _, known in sorted(self._checkpoints.by_number.items())],
                 transactions=waiting, notes=list(reversed(self._notes)),
             )  # fmt: skip
@@ -385,6 +394,10 @@ class Page(Reporter):
             for source, lag in figures.newest.lag_by_source.items():
                 of = shown.setdefault(source, {})
                 of["lag"] = of.get("lag", 0) + lag
+            for source, logs in figures.newest.logs.items():
+                del shown[source]["lag"]
+                if known := [log.lag_ms for log in logs if log.lag_ms is not None]:
+                    shown[source]["lag_ms"] = max(known)
         return shown
 
     def _watermarks(self) -> Iterator[ShownWatermark]:
@@ -406,11 +419,20 @@ class Page(Reporter):
                 for topic, partition, lag in places:
                     yield ShownPartition(source=source, topic=topic, partition=partition, lag=lag)
 
+    def _logs(self) -> Iterator[ShownLog]:
+        for figures in self._workers.values():
+            for source, logs in figures.newest.logs.items():
+                for log in logs:
+                    yield ShownLog(source=source, **{name: getattr(log, name) for name in LogRead.__struct_fields__})
+
     def _cause(self, operators: Mapping[str, Mapping[str, Any]], *, well: bool) -> str:
         """What to look at first; empty if there is nothing."""
         for figures in self._workers.values():
             if waits := _waits(figures.newest):
                 return f"worker {figures.newest.subtask}: {waits[0]}"
+        for log in self._logs():
+            if log.problem:
+                return f"source {log.source!r}: {log.problem}"
         if not well and (recent := self._recent_note()):
             return recent
         if self._asks is not None:
@@ -480,7 +502,7 @@ def drawn(plan: Plan) -> Iterator[dict[str, Any]]:
 def _about(graph: LogicalGraph, node: Node) -> str:
     """What it reads or writes, which records it brings together, or what it keeps."""
     if node.source is not None:
-        return f"{type(node.source).__name__} {node.source.place}"
+        return f"{type(node.source).__name__} {node.source.shown}"
     if node.sink is not None:
         return f"{type(node.sink).__name__} {node.sink.shown}"
     for told in (node.timed, node.lookup, node.calls):
@@ -502,7 +524,7 @@ def _waits(progress: Progress) -> list[str]:
 
 def _worker(progress: Progress) -> dict[str, Any]:
     figures = {name: getattr(progress, name) for name in _OF_WORKER}
-    return {**figures, "lag": progress.lag, "waits": _waits(progress), "unwritten": progress.unwritten}
+    return {**figures, "lag": records_unread([progress]), "waits": _waits(progress), "unwritten": progress.unwritten}
 
 
 def _shown(known: TriggeredCheckpoint) -> ShownCheckpoint:

@@ -1,37 +1,22 @@
-"""Answers of a run over HTTP, on threads of their own: two probes, and figures for Prometheus.
+"""Answers of a run over HTTP: two probes, and figures for Prometheus; `server` gives them.
 
-Invariants: a client has a thread for `REQUEST_S` at most, however slowly it sends or reads, and there are `CLIENTS_MAX`
-of them at most: the run that is watched has them in its own process. Counters begin at 0 with the run, and go on over
-restarts of its workers. No answer has a secret: labels are ids and numbers.
+Invariants: counters begin at 0 with the run, and go on over restarts of its workers. No answer has a secret: labels are
+ids and numbers.
 """
 
 from __future__ import annotations
 
-import socket
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
 
 from exactlyonce.checkpoint.coordinator import JobState
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.engines.local.messages import Progress
 from exactlyonce.engines.local.reporting import Reporter
-from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.extras import needing
 
-POLL_S = 0.1
-"""How often a server looks whether to end, and which clients have had their time."""
-REQUEST_S = 10.0
-"""The time for a request to come whole and its answer to be taken."""
-CLIENTS_MAX = 64
-"""One more takes the place of the client that has been connected for longest: a probe gets its answer."""
 POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 """The content security policy: nothing runs, nothing is loaded, nobody embeds it."""
 
@@ -53,106 +38,6 @@ class Answer(NamedTuple):
 
 Paths = Mapping[str, Callable[[Asked], Answer]]
 """What answers, by path. Called on any thread."""
-
-
-@contextmanager
-def serving(host: str, port: int, paths: Paths) -> Iterator[int]:
-    """Serve *paths* at *host* and *port*, 0 for any free one, while the context is open. Gives the port.
-
-    Raises `ConfigError` if the address cannot be used.
-    """
-    here = Answer(f"Here are {', '.join(sorted(paths))}.\n".encode(), status=404)
-    elsewhere = Answer(b"Ask for it by its address, or as localhost.\n", status=403)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            asked = Asked(dict(parse_qsl(url.query)), self.headers.get("Accept", ""))
-            known = not _is_loopback(host) or _is_loopback(_host_of(self.headers.get("Host", "localhost")))
-            answer = elsewhere if not known else paths[url.path](asked) if url.path in paths else here
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.content_type)
-            self.send_header("Content-Length", str(len(answer.body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Content-Security-Policy", answer.policy)
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("X-Frame-Options", "DENY")
-            self.end_headers()
-            self.wfile.write(answer.body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Requests are no events of the run."""
-
-    try:
-        server = _Server((host, port), Handler)
-    except OSError as error:
-        raise ConfigError(
-            f"Nothing can listen on {host}:{port}: {error.strerror or error}. Choose an address of this machine, and a "
-            f"port that nothing else uses."
-        ) from None
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="http", daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = CLIENTS_MAX
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._clients: dict[socket.socket, float] = {}
-        """When each connected, oldest first."""
-        self._lock = threading.Lock()
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            if len(self._clients) >= CLIENTS_MAX:
-                self._cut(next(iter(self._clients)))
-            self._clients[request] = time.monotonic()
-        super().process_request(request, client_address)
-
-    def service_actions(self) -> None:
-        """Called every `POLL_S`."""
-        with self._lock:
-            late_s = time.monotonic() - REQUEST_S
-            for client in [client for client, since_s in self._clients.items() if since_s < late_s]:
-                self._cut(client)
-
-    def _cut(self, client: socket.socket) -> None:
-        """End the connection: its thread, which waits for it, ends with that."""
-        del self._clients[client]
-        with suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._clients.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no event of the run; any other error is shown."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
-
-
-def _host_of(header: str) -> str:
-    """The host of a header `Host`, without its port."""
-    return urlsplit(f"//{header}").hostname or ""
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether *host* is this machine. A page from elsewhere can make its own name lead here, but not these."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 STANDBY, WAITING = "standby", "waiting"
@@ -281,6 +166,17 @@ METRICS = tuple(
          "Event time: a source or an operator has all records up to it, in seconds since 1970"),
         ("pending_records", "gauge", ("source", "topic", "partition", "subtask"),
          "The lag: committed records that are not read; of other sources, those at hand of each open split"),
+        ("source_log_lag_seconds", "gauge", ("source", "log"),
+         "The age of the oldest commit in a database's log that may be unread, by its clock; 0: all was read"),
+        ("source_log_lag_bytes", "gauge", ("source", "log"), "Bytes of the log that are not read"),
+        ("source_log_kept_bytes", "gauge", ("source", "log"), "Bytes of the log that the server keeps for the source"),
+        ("source_log_safe_bytes", "gauge", ("source", "log"),
+         "Bytes that may be written before the server removes log that is needed; only where there is a limit"),
+        ("source_log_status", "gauge", ("source", "log", "status"),
+         "1 for what the server says of a slot: reserved, extended, unreserved, or lost"),
+        ("source_snapshot_page", "gauge", ("source", "table"),
+         "The page at hand of the rows that were there, from 1 on; only while they are read"),
+        ("source_snapshot_pages", "gauge", ("source", "table"), "About so many pages, by the server's estimate"),
         ("loop_records", "gauge", ("subtask",), "Records that wait to come round a loop"),
         ("open_transactions", "gauge", ("subtask",), "Open transactions of the sinks"),
         ("unwritten_records", "gauge", ("sink", "subtask"), "Committed records that an at_most_once sink still holds"),
@@ -290,14 +186,29 @@ METRICS = tuple(
 )  # fmt: skip
 
 
-_Place = tuple[str, str, int]
-"""Source, topic and partition."""
-
-
-def _by_place(progress: Progress) -> dict[_Place, int]:
-    return {
-        (source, topic, partition): lag for source, places in progress.lags.items() for topic, partition, lag in places
-    }
+def _of_splits(progress: Progress) -> dict[tuple[str, ...], float]:
+    """The figures of the splits that a worker reads, by metric and labels."""
+    figures: dict[tuple[str, ...], float] = {}
+    for source, places in progress.lags.items():
+        for topic, partition, lag in places:
+            figures["pending_records", source, topic, str(partition), str(progress.subtask)] = lag
+    for source, logs in progress.logs.items():
+        for log in logs:
+            known = {
+                "lag_seconds": None if log.lag_ms is None else log.lag_ms / 1000,
+                "lag_bytes": log.lag_bytes,
+                "kept_bytes": log.kept_bytes,
+                "safe_bytes": log.safe_bytes,
+            }
+            for name, figure in known.items():
+                if figure is not None:
+                    figures[f"source_log_{name}", source, log.name] = figure
+            if log.status:
+                figures["source_log_status", source, log.name, log.status] = 1
+            for read in log.tables:
+                figures["source_snapshot_page", source, read.table] = read.page
+                figures["source_snapshot_pages", source, read.table] = read.pages
+    return figures
 
 
 class Metrics(Reporter):
@@ -339,7 +250,7 @@ class Metrics(Reporter):
                 self._of("restarts_total").inc(int(self._deployed))
                 self._deployed = True
                 for subtask in [*self._workers]:
-                    self._forget_lags(subtask, _by_place(self._workers.pop(subtask)))
+                    self._forget(_of_splits(self._workers.pop(subtask)))
             case "checkpoint", _:
                 self._completed(event)
 
@@ -376,19 +287,19 @@ class Metrics(Reporter):
         for operator, watermark in progress.watermarks.items():
             if NO_WATERMARK < watermark.time_ms < END_OF_TIME:
                 self._of("watermark_timestamp_seconds", operator, subtask).set(watermark.time_ms / 1000)
-        lags = _by_place(progress)
-        self._forget_lags(subtask, (_by_place(before) if before else lags).keys() - lags.keys())
-        for place, lag in lags.items():
-            self._of("pending_records", *place, subtask).set(lag)
+        figures = _of_splits(progress)
+        self._forget((_of_splits(before) if before else figures).keys() - figures.keys())
+        for labels, figure in figures.items():
+            self._of(*labels).set(figure)
         for sink in {**(before.unwritten if before else {}), **progress.unwritten}:
             self._of("unwritten_records", sink, subtask).set(progress.unwritten.get(sink, 0))
         self._of("loop_records", subtask).set(progress.going_round)
         self._of("open_transactions", subtask).set(progress.open_transactions)
 
-    def _forget_lags(self, subtask: int, places: Iterable[_Place]) -> None:
-        """The worker does not read *places* any more."""
-        for place in places:
-            self._metrics["pending_records"].remove(self._pipeline, *map(str, place), str(subtask))
+    def _forget(self, figures: Iterable[tuple[str, ...]]) -> None:
+        """No worker has these *figures* any more."""
+        for name, *labels in figures:
+            self._metrics[name].remove(self._pipeline, *labels)
 
     def turned(self, state: str, rests_s: float = 0.0) -> None:
         for known in STATES:

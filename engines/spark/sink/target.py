@@ -183,10 +183,10 @@ def _annotated(sink: type, parameter: inspect.Parameter) -> Any:
 def _parser(type_: Any) -> Parsed | None:
     """The parser for an argument of *type_*; None if no text stands for its values.
 
-    >>> _parser(int | None) is _count, _parser(tuple[str, ...]) is _names, _parser(Callable[[Any], str])
+    >>> _parser(int | None) is _count, _parser(str | tuple[str, ...]) is _names, _parser(Callable[[Any], str])
     (True, True, None)
     """
-    for member in members(without_none(type_)):
+    for member in sorted(members(without_none(type_)), key=lambda each: getattr(each, "__origin__", None) is not tuple):
         origin, parameters = get_origin(member) or member, get_args(member)
         if parameters and isinstance(parameters[0], list) and any(isinstance(part, TypeVar) for part in parameters[0]):
             return Template.parse  # a function of the record

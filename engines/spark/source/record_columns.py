@@ -23,7 +23,7 @@ from exactlyonce.engines.runtime.faults import is_bad_record, is_outage, retried
 from exactlyonce.engines.spark.source.read_options import Mode, ReadOptions
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, column
 from exactlyonce.pipeline.codec import Codec
-from exactlyonce.pipeline.errors import USERS_ERRORS, ConfigError, RecordError, Unavailable, sendable, text_of
+from exactlyonce.pipeline.errors import ConfigError, RecordError, Unavailable, sendable, text_of, users_errors
 from exactlyonce.pipeline.loading import Reference, load_reference
 from exactlyonce.pipeline.shape import UnsupportedType, describe
 from exactlyonce.sinks.kafka.sink import KafkaSink
@@ -185,7 +185,7 @@ class TypedTopic:
             refused = None
             try:
                 key, value = self._key.read(self._key_of(message)), self._value.read(self._value_of(message))
-            except USERS_ERRORS:
+            except users_errors():
                 key, value, problem = self._parts(message)
                 if problem is not None:
                     if mode is Mode.FAILFAST:
@@ -208,7 +208,7 @@ class TypedTopic:
         for part, data in ((self._key, self._key_of(message)), (self._value, self._value_of(message))):
             try:
                 parts.append(retried(partial(part.read, data)))
-            except USERS_ERRORS as error:
+            except users_errors() as error:
                 if not is_bad_record(error):
                     raise _failure(message, error) from error
                 parts.append(None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -15,11 +16,17 @@ from uuid import UUID
 import msgspec
 import psycopg
 import pytest
-from changing_table import Account, Shop, rows_of
+from changing_table import Account, Shop, a_left_over_reader_is_ended, rows_of
 from waiting import until
 
+from exactlyonce import KafkaSink, Pipeline
+from exactlyonce.connectors import splits
 from exactlyonce.connectors.postgres import change_split, change_stream
+from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
+from exactlyonce.pipeline.changes import UNCHANGED, Change, Unchanged
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreUnavailable
+from exactlyonce.sinks import PostgresSink
+from exactlyonce.state.state_type import StateType
 
 ACCOUNTS = 1_000
 
@@ -192,7 +199,8 @@ def test_truncate_begins_the_pages_anew(shop: Shop, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
     shop.begin()
     shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 20) i")
-    until(lambda: not shop.poll(2) and len(shop.changes) >= 4)
+    while len(shop.changes) < 4:
+        shop.poll(2)
     with shop.session() as session:
         session.execute("INSERT INTO accounts VALUES (0, 'zoe', 0)")
         session.execute("TRUNCATE accounts")
@@ -221,17 +229,27 @@ def test_a_walsender_that_ends_and_a_server_that_starts_again(shop: Shop) -> Non
 
 
 def test_a_reader_that_is_left_over_is_ended(shop: Shop) -> None:
-    """It does not take the slot back."""
     shop.begin()
-    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    a_left_over_reader_is_ended(shop)
+
+
+def test_a_stream_that_begins_again_acknowledges_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no finalized checkpoint has stays in the slot."""
+    monkeypatch.setattr(change_stream, "STATUS_S", 0)
+    shop.begin()
+    shop.insert(1)
     shop.read_all()
-    left_over, shop._reader = shop.reader, None
-    assert shop.read_all() == []
-    with pytest.raises(StoreUnavailable, match="another incarnation"):
-        until(lambda: left_over.poll(10, 0.0))
-    left_over.close()
-    shop.sql("INSERT INTO accounts VALUES (2, 'bob', 2)")
-    assert [change.key for change in shop.read_all()] == [2]
+    checkpoint = shop.positions
+    shop.reader.finalized(checkpoint)
+    shop.insert(2)
+    shop.read_all()
+    shop.sql("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots")
+    shop.insert(3)
+    assert [change.key for change in shop.read_all()] == [3]
+    until(lambda: shop.poll() == [] and shop.sql("SELECT flush_lsn IS NULL FROM pg_stat_replication") == [(False,)])
+    shop.end()
+    shop.positions = checkpoint
+    assert [change.key for change in shop.read_all()] == [2, 3]
 
 
 def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
@@ -239,7 +257,7 @@ def test_a_slot_of_another_program_is_left_alone(shop: Shop) -> None:
     with psycopg.connect(shop.server.dsn(), autocommit=True) as session:
         other = psycopg.connect(f"{shop.server.dsn()} replication=database application_name=debezium", autocommit=True)
         other.pgconn.send_query(
-            b"START_REPLICATION SLOT exactlyonce_accounts LOGICAL 0/0 (proto_version '1', publication_names 'x')"
+            b"START_REPLICATION SLOT exactlyonce_shop LOGICAL 0/0 (proto_version '1', publication_names 'x')"
         )
         until(lambda: session.execute("SELECT active FROM pg_replication_slots").fetchone() == (True,))
         with pytest.raises(ConfigError, match="'debezium'"):
@@ -258,18 +276,20 @@ class Everything(msgspec.Struct):
     data: bytes
     tags: dict[str, int]
     number: UUID
+    ago: timedelta
+    opens: time
 
 
 def test_types_and_keys_of_several_columns(shop: Shop) -> None:
     """A page and the stream give the same values."""
     shop.begin(
         "id text, shop int, price numeric(20, 4), rate float8, paid bool, at timestamptz, data bytea, tags jsonb,"
-        " number uuid, more text, PRIMARY KEY (id, shop)",
+        " number uuid, ago interval, opens timetz, more text, PRIMARY KEY (id, shop)",
         key=("id", "shop"), value=Everything,
     )  # fmt: skip
     insert = (
         "INSERT INTO accounts VALUES (%s, 7, 12.5, NULL, true, '2026-01-02 03:04:05.678+01', '\\x00ff', '{\"a\": 1}',"
-        " '00000000-0000-0000-0000-000000000001', %s)"
+        " '00000000-0000-0000-0000-000000000001', '-26:30', '08:00+02', %s)"
     )
     odd = "a\tb\\N\n\\é'\""
     shop.sql(insert, odd, odd)
@@ -284,7 +304,9 @@ def test_types_and_keys_of_several_columns(shop: Shop) -> None:
     assert deleted.before is None
     at = datetime(2026, 1, 2, 2, 4, 5, 678000, tzinfo=timezone.utc)
     number = UUID("00000000-0000-0000-0000-000000000001")
-    assert read.after == Everything(odd, 7, Decimal("12.5000"), None, True, at, b"\x00\xff", {"a": 1}, number)
+    ago, opens = timedelta(hours=-26, minutes=-30), time(8, tzinfo=timezone(timedelta(hours=2)))
+    amount, data = Decimal("12.5000"), b"\x00\xff"
+    assert read.after == Everything(odd, 7, amount, None, True, at, data, {"a": 1}, number, ago, opens)
 
 
 def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
@@ -302,6 +324,81 @@ def test_a_large_value_that_an_update_leaves_as_it_was(shop: Shop) -> None:
     shop.sql("UPDATE accounts SET amount = 3")
     with pytest.raises(ValueError, match=r"column 'owner' has a large value .* REPLICA IDENTITY FULL"):
         shop.read_all()
+
+
+class Note(msgspec.Struct):
+    id: int
+    owner: str | Unchanged | None = UNCHANGED
+    amount: int = 0
+
+
+def fill(last: Note | None, change: Change[Note]) -> tuple[Note | None, Change[Note]]:
+    """The recipe of docs/sources/changes.md."""
+    row = change.after
+    if row is not None and row.owner is UNCHANGED and last is not None:
+        row = msgspec.structs.replace(row, owner=last.owner)
+    return row, msgspec.structs.replace(change, after=row)
+
+
+def test_an_unchanged_value_is_filled_from_state(shop: Shop) -> None:
+    """A field that admits UNCHANGED gets it, and None stays None; frames and states keep both."""
+    pipeline = Pipeline("notes")
+    source = shop.accounts(value=Note)
+    keyed = pipeline.source("accounts", source).key_by(lambda change: change.key)
+    keyed.stateful_map("filled", fill).sink("out", KafkaSink("out"))
+    graph = pipeline.build()
+    table = PostgresSink[Note]("notes", dsn="env:SHOP_DSN", mode="append")
+    assert "'owner' of Note may be UNCHANGED" in " ".join(table.problems(Note))
+    shop.begin(value=Note, snapshot="never")
+    large = "".join(random.Random(1).choices("abcdefghij", k=20_000))
+    shop.sql("ALTER TABLE accounts ALTER owner SET STORAGE EXTERNAL")
+    shop.sql("INSERT INTO accounts VALUES (1, %s, 1)", large)
+    shop.sql("UPDATE accounts SET amount = 2")
+    shop.sql("UPDATE accounts SET owner = NULL")
+    changes = shop.read_all()
+    assert [change.after.owner for change in changes] == [large, UNCHANGED, None]
+    codec, state = BatchCodec(Change[Note]), StateType[Note]("filled", graph.node("filled").kept)
+    letter = msgspec.json.decode(shop.source.decoder().letter(shop.records[1]).value or b"")
+    assert letter == {"op": "update", "row": {"id": "1", "amount": "2"}}
+    assert codec.decode(codec.encode(Batch(changes, [Coordinates("t", 0, 0)] * 3, [b"k"] * 3))).records == changes
+    last, filled = None, []
+    for change in changes:
+        last, change = fill(last, change)
+        filled.append(change.after)
+        last = None if last is None else state.unpack(state.pack([last])[0])
+    assert filled == [Note(1, large, 1), Note(1, large, 2), Note(1, None, 2)]
+
+
+class Lists(msgspec.Struct):
+    id: int
+    owner: list[str | None]
+    amount: list[int] | None
+    numbers: list[UUID] = []
+
+
+def test_arrays(shop: Shop) -> None:
+    """A page and the stream give the same lists; one of two dimensions is no list of the field's type."""
+    shop.begin("id int PRIMARY KEY, owner text[], amount int[], numbers uuid[]", value=Lists)
+    insert = """INSERT INTO accounts VALUES (%s, '{a,"b,\\"c",NULL,"",é}', %s, ARRAY[gen_random_uuid()])"""
+    shop.sql(insert, 1, [1, 2])
+    (read,) = shop.read_all()
+    shop.sql("UPDATE accounts SET id = 2")
+    shop.sql(insert, 3, None)
+    _, moved, inserted = shop.read_all()
+    assert read.after == msgspec.structs.replace(moved.after, id=1)
+    assert (read.after.owner, read.after.amount) == (["a", 'b,"c', None, "", "é"], [1, 2])
+    assert inserted.after.amount is None
+    shop.sql("UPDATE accounts SET amount = '{{1,2},{3,4}}' WHERE id = 3")
+    with pytest.raises(msgspec.ValidationError, match="amount"):
+        shop.read_all()
+
+
+@pytest.mark.parametrize(
+    ("type", "reason"), [("int4range", "only a field of str takes"), ("numeric[]", "only a field of str takes")]
+)
+def test_a_list_of_a_type_without_a_rule(shop: Shop, type: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        shop.begin(f"id int PRIMARY KEY, owner {type}, amount int[]", value=Lists)
 
 
 class Word(msgspec.Struct):
@@ -366,17 +463,24 @@ def test_a_table_that_had_another_name(shop: Shop) -> None:
         ("ALTER TABLE accounts RENAME owner TO name", "has no column 'owner'"),
         ("ALTER TABLE accounts ALTER amount TYPE text", "'amount' is text"),
         ("DROP TABLE accounts; CREATE TABLE accounts (id int PRIMARY KEY, owner text, amount int);"
-         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "dropped or made anew"),
-        ("ALTER PUBLICATION exactlyonce_accounts DROP TABLE accounts;"
-         "ALTER PUBLICATION exactlyonce_accounts ADD TABLE accounts", "publication was altered"),
-        ("ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert');"
-         "ALTER PUBLICATION exactlyonce_accounts SET (publish = 'insert, update, delete, truncate')",
-         "publication was altered"),
-        ("SELECT pg_drop_replication_slot('exactlyonce_accounts');"
-         "SELECT pg_create_logical_replication_slot('exactlyonce_accounts', 'pgoutput')", "forgotten all before"),
+         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "dropped or made anew"),
+        ("ALTER PUBLICATION exactlyonce_shop DROP TABLE accounts;"
+         "ALTER PUBLICATION exactlyonce_shop ADD TABLE accounts", "altered or dropped"),
+        ("ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert');"
+         "ALTER PUBLICATION exactlyonce_shop SET (publish = 'insert, update, delete, truncate')",
+         "altered or dropped"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_shop');"
+         "SELECT pg_create_logical_replication_slot('exactlyonce_shop', 'pgoutput')", "forgotten all before"),
         ("INSERT INTO accounts VALUES (7, 'gus', 7);"
-         "SELECT pg_replication_slot_advance('exactlyonce_accounts', pg_current_wal_lsn())", "forgotten all before"),
-        ("SELECT pg_drop_replication_slot('exactlyonce_accounts')", "no replication slot"),
+         "SELECT pg_replication_slot_advance('exactlyonce_shop', pg_current_wal_lsn())", "forgotten all before"),
+        ("SELECT pg_drop_replication_slot('exactlyonce_shop')", "no replication slot .* any more"),
+        ("DROP PUBLICATION exactlyonce_shop", "altered or dropped"),
+        ("ALTER PUBLICATION exactlyonce_shop SET TABLE accounts WHERE (id > 3)", "altered or dropped"),
+        ("CREATE UNIQUE INDEX by_owner ON accounts (owner); ALTER TABLE accounts ALTER owner SET NOT NULL;"
+         "ALTER TABLE accounts REPLICA IDENTITY USING INDEX by_owner", "replica identity of accounts was changed"),
+        ("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'; SELECT pg_reload_conf();"
+         + 4 * "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal();" + "CHECKPOINT",
+         "it kept more log than max_slot_wal_keep_size: changes are lost"),
     ],
 )  # fmt: skip
 def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> None:
@@ -388,8 +492,97 @@ def test_what_would_lose_changes_stops(shop: Shop, change: str, reason: str) -> 
         shop.sql(statement)
     name = "name" if "RENAME" in change else "owner"
     shop.sql(f"INSERT INTO accounts (id, {name}, amount) VALUES (1, 'ann', '1')")
-    with pytest.raises((Halt, ConfigError), match=reason):
-        until(shop.poll)
+    shop.sql("UPDATE accounts SET amount = '2'")
+    error = shop.halt()
+    assert re.search(reason, str(error))
+    assert error.choices or "run the program that fits" in str(error)
+
+
+class Renamed(msgspec.Struct):
+    id: int
+    name: str
+    amount: int
+
+
+RENAME = "ALTER TABLE accounts RENAME owner TO name"
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_the_version_that_fits_reads_to_a_change_of_columns(shop: Shop, behind: bool, within: bool) -> None:
+    """All before it is in a finalized checkpoint when the run halts, and the next version goes on there: also if the
+    run was not there yet when it began, and *within* the transaction of the change."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    if behind:
+        shop.end()
+    with shop.session() as session:
+        session.execute("UPDATE accounts SET amount = 2")
+        if not within:
+            session.commit()
+        session.execute(RENAME)
+        session.execute("INSERT INTO accounts (id, name, amount) VALUES (3, 'cid', 3)")
+    described = shop.source
+    shop.end()
+    if not within:
+        shop.source = shop.described(value=Renamed)
+        assert "no column 'name'" in str(shop.halt()), "it is too early for this version"
+    shop.source = described
+    if behind:
+        assert not shop.find(), "the leader takes the columns of now as well"
+    assert "no column 'owner'" in str(shop.halt())
+    assert [(change.op, change.key) for change in shop.changes] == [("read", 1), ("update", 1)]
+    shop.source = shop.described(value=Renamed)
+    assert [change.after for change in shop.read_all()] == [Renamed(3, "cid", 3)]
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_change_of_columns_between_pages(shop: Shop, update: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages that are left are read by the version that fits them."""
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 3)
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'old', 0 FROM generate_series(1, 10) i")
+    assert [change.key for change in shop.poll()] == [1, 2, 3]
+    shop.sql("UPDATE accounts SET amount = 1")
+    shop.sql(RENAME)
+    if update:
+        shop.sql("UPDATE accounts SET amount = 2")
+    shop.end()
+    assert "no column 'owner'" in str(shop.halt())
+    assert [change.key for change in shop.changes if change.op == "update"] == [1, 2, 3]
+    shop.source = shop.described(value=Renamed)
+    shop.read_all()
+    now = {id: change for id, change in rows_of(shop.changes).items() if update or id > 3}
+    assert now == {id: Renamed(id, "old", 2 if update else 1) for id in now}
+    assert len(now) == (10 if update else 7)
+
+
+def test_a_table_that_has_another_name(shop: Shop) -> None:
+    """The run halts and names it; under that name it goes on, with all changes."""
+    shop.begin()
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.read_all()
+    shop.end()
+    shop.sql("ALTER TABLE accounts RENAME TO savings")
+    shop.sql("INSERT INTO savings VALUES (2, 'bob', 2)")
+    with pytest.raises(Halt, match="was renamed, and is savings now"):
+        shop.find()
+    assert "is savings now" in str(shop.halt())
+    shop.source = shop.shared(accounts=shop.accounts("savings"))
+    shop.sql("INSERT INTO savings VALUES (3, 'eve', 3)")
+    assert [change.key for change in shop.read_all()] == [2, 3]
+
+
+def test_inserts_go_on_without_a_replica_identity(shop: Shop) -> None:
+    """The server refuses all other changes then."""
+    shop.begin()
+    shop.read_all()
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY NOTHING")
+    shop.sql("INSERT INTO accounts VALUES (1, 'ann', 1)")
+    shop.sql("ALTER TABLE accounts REPLICA IDENTITY DEFAULT")
+    shop.sql("DELETE FROM accounts")
+    assert [change.op for change in shop.read_all()] == ["insert", "delete"]
 
 
 def test_a_new_column_goes_on(shop: Shop) -> None:
@@ -496,3 +689,88 @@ def test_another_timeline(shop: Shop) -> None:
     shop.positions = (msgspec.structs.replace(before[0], cursor=msgspec.json.encode(ahead).decode()),)
     with pytest.raises(Halt, match="on timeline 2 since a failover, left that one before"):
         shop.poll()
+
+
+def test_a_log_that_was_removed_though_the_slot_needs_it(shop: Shop) -> None:
+    """A failover led to a server that was copied later, and has the slot, which it calls "reserved" all the same."""
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    shop.insert(1)
+    ((segment,),) = shop.sql("SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots")
+    shop.sql("SELECT pg_switch_wal()")
+    (shop.server.folder / "data" / "pg_wal" / segment).unlink()
+    with pytest.raises(Halt, match=f"not have the log that this slot needs(?s:.*){segment}"):
+        until(shop.poll)
+
+
+def test_a_slot_that_was_copied_without_its_snapshot(shop: Shop) -> None:
+    """The server decodes only what begins after the transactions that were open, and says nothing of the others."""
+    shop.begin(snapshot="never")
+    with shop.session() as session:
+        session.execute("SELECT txid_current()")
+        for id in (1, 2):
+            shop.sql("CHECKPOINT")
+            shop.insert(id)
+            shop.read_all()
+            shop.reader.finalized(shop.positions)
+        until(lambda: shop.sql("SELECT confirmed_flush_lsn >= pg_current_wal_flush_lsn() FROM pg_replication_slots"))
+        shop.end()
+        shop.insert(3)
+        session.commit()
+    for snapshot in (shop.server.folder / "data" / "pg_logical" / "snapshots").iterdir():
+        snapshot.unlink()
+    shop.sql("CHECKPOINT")
+    shop.insert(4)
+    with pytest.raises(Halt, match="the server leaves out what was committed from"):
+        shop.read_all()
+
+
+def test_another_database_cluster(shop: Shop) -> None:
+    """Its log has other changes at the same positions."""
+    shop.begin()
+    shop.read_all()
+    shop.end()
+    (position,) = shop.positions
+    identity = msgspec.json.decode(position.identity) | {"system": "7"}
+    shop.positions = (msgspec.structs.replace(position, topic_id=msgspec.json.encode(identity).decode()),)
+    for action in (shop.find, shop.poll):
+        with pytest.raises(Halt, match="another database cluster"):
+            action()
+
+
+def test_how_far_it_is_in_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count of records is not known, and not shown; a server that does not answer is no error."""
+    monkeypatch.setattr(splits, "LOG_INTERVAL_S", 0)
+    monkeypatch.setattr(change_split, "PAGE_ROWS", 100)
+
+    def log() -> Any:
+        (now,) = shop.reader.logs()
+        return now
+
+    shop.begin()
+    shop.sql("INSERT INTO accounts SELECT i, 'ann', i FROM generate_series(1, 1000) i")
+    shop.sql("ANALYZE accounts")
+    until(lambda: len(shop.poll(30)) and len(shop.changes) > 300)
+    assert msgspec.to_builtins(log().tables) == [{"table": "accounts", "page": 4, "pages": 10}]
+    shop.end()
+    shop.poll(30)
+    assert log().tables[0].page == 4, "it goes on at its page"
+    shop.read_all()
+    assert (log().tables, log().lag_ms, log().lag_bytes, log().status) == ([], 0, 0, "reserved")
+    shop.sql("UPDATE accounts SET amount = 0")
+    until(lambda: log().lag_ms > 300)
+    assert log().lag_bytes > 50_000
+    assert log().kept_bytes >= log().lag_bytes
+    assert shop.reader.lags() == {}
+    shop.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+             " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")  # fmt: skip
+    assert log().lag_ms is None
+    shop.read_all()
+    assert (log().lag_ms, log().problem) == (0, "")
+    shop.sql("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")
+    shop.sql("SELECT pg_reload_conf()")
+    for _ in range(4):
+        shop.sql("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
+    until(lambda: log().status == "unreserved")
+    assert log().problem.startswith("the server may remove log that slot exactlyonce_shop needs: it keeps")

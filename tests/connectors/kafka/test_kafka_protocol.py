@@ -17,7 +17,7 @@ from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import Again
-from exactlyonce.connectors.kafka.kafka_protocol import NoAnswer, Wire
+from exactlyonce.connectors.kafka.kafka_protocol import NoAnswer, Wire, _Manager
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -149,6 +149,25 @@ class TestABroker:
             wire.close()
         gc.collect()
         await_nothing_left(before)
+
+    @pytest.mark.parametrize(("host", "connections"), [("127.0.0.1", 1), ("localhost", 2)])
+    def test_a_client_has_one_connection(
+        self, kafka: Any, monkeypatch: pytest.MonkeyPatch, host: str, connections: int
+    ) -> None:
+        """The one to a bootstrap server stays, where that is the address by which a broker is known."""
+        opened: list[object] = []
+        build = _Manager._build_transport
+
+        async def counted(manager: _Manager, node: Any, timeout_at: float | None = None) -> Any:
+            opened.append(node.node_id)
+            return await build(manager, node, timeout_at)
+
+        monkeypatch.setattr(_Manager, "_build_transport", counted)
+        wire = wire_at(kafka.bootstrap_servers.replace("127.0.0.1", host), LONG_MS)
+        (broker,) = wire.metadata().brokers
+        assert wire.ask(MetadataRequest(topics=[]), broker.node_id).brokers
+        assert len(opened) == connections
+        wire.close()
 
     def test_a_connection_that_a_quota_has_muted_is_replaced(self, kafka: Any, topic_name: str) -> None:
         """A request after a throttled answer is asked of a new connection; it was said to have no answer."""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.topics import LogOffsets, Topics
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -65,6 +65,7 @@ def test_missing(cluster: Any, topic: str) -> None:
         lambda: cluster.topics.settings(missing),
         lambda: cluster.topics.start_offsets(missing),
         lambda: cluster.topics.end_offsets(missing, committed=True),
+        lambda: cluster.topics.log_offsets(missing),
         lambda: cluster.topics.offsets_at(missing, 0),
     ]
     for ask in questions:
@@ -96,6 +97,8 @@ def test_offsets(cluster: Any, topic: str) -> None:
     assert cluster.topics.start_offsets(topic) == {0: 0, 1: 0}
     assert cluster.topics.end_offsets(topic, committed=False) == {0: 4, 1: 1}
     assert cluster.topics.end_offsets(topic, committed=True) == {0: 3, 1: 0}
+    assert cluster.topics.log_offsets(topic) == LogOffsets({0: 0, 1: 0}, {0: 3, 1: 0}, {0: 4, 1: 1})
+    assert cluster.topics.log_offsets(topic, [1]) == LogOffsets({1: 0}, {1: 0}, {1: 1})
     assert cluster.topics.offsets_at(topic, 0) == {0: 0, 1: 0}
     assert cluster.topics.offsets_at(topic, 1_500) == {0: 1, 1: 0}
     assert cluster.topics.offsets_at(topic, 2_000) == {0: 1, 1: 0}

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from base64 import b64decode
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from login_proxy import asking_for_login
 from running import QUICK, Run, assert_updates, orders, run_here, stop, workers_of
 
-from exactlyonce import AvroCodec, JsonSchemaCodec, ProtobufCodec, Record
+from exactlyonce import AvroCodec, Change, DebeziumCodec, JsonSchemaCodec, KafkaSink, ProtobufCodec, Record
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading, check_writing, client, opened
@@ -52,6 +53,12 @@ class Order(msgspec.Struct):
     customer: str
     items: list[Item]
     note: str | None = None
+
+
+class Stock(msgspec.Struct):
+    shop: str
+    nr: int
+    name: str
 
 
 class Total(msgspec.Struct):
@@ -100,6 +107,43 @@ def test_avro(registry: RegistryServer, confluent: SchemaRegistryClient, topic_n
     again = AvroSerializer(confluent, json.dumps(codec.schema), conf=BY_TOPIC)(theirs, record_in(topic_name))
     assert again == encoded
     assert ours.decode(encoded) == ORDER
+
+
+def test_debeziums_envelope(registry: RegistryServer, confluent: SchemaRegistryClient, topic_name: str) -> None:
+    """Keys and values have their schemas under subjects of their own, before anything is written."""
+    codec = DebeziumCodec(Order, "id", registry=registry.url, register=True, name="shop.orders")
+    sink: KafkaSink[Any] = KafkaSink(topic_name, value=codec)
+    sink.check_services(Change[Order])
+    assert {f"{topic_name}-key", f"{topic_name}-value"} <= {*registry.ask("subjects")}
+    changes = [Change("insert", 7, ORDER, None, "orders", 5, 8, 9), Change("delete", 7, None, None, "orders", 6, 9, 9)]
+    outputs = sink.encoder(Change[Order]).encode(changes)
+    assert outputs.values[2] is None
+    keys = [AvroDeserializer(confluent)(key, record_in(topic_name, "key")) for key in outputs.keys or ()]
+    assert keys == [{"id": 7}] * 3
+    first, second = (AvroDeserializer(confluent)(value, record_in(topic_name)) for value in outputs.values[:2])
+    items = '[{"sku":"tea","count":2},{"sku":"jam","count":1}]'
+    assert (first["op"], first["after"]) == ("c", {"id": 7, "customer": "ann", "items": items, "note": None})
+    assert (second["op"], second["before"]["id"], second["source"]["lsn"]) == ("d", 7, 9)
+    reading = KafkaSource(topic_name, value=DebeziumCodec(Order, "id", registry=registry.url))
+    reading.check_services()
+    assert [reading.decode_value(value) for value in outputs.values[:2]] == changes
+
+
+def test_debeziums_own_avro(registry: RegistryServer, topic_name: str) -> None:
+    """Messages that Debezium wrote are read by their schema, under the id that this registry gives it."""
+    recorded = json.loads((ROOT / "tests/pipeline/debezium.json").read_text())
+    messages = [message for message in recorded["messages"] if message["table"] == "plain" and message["avro"]]
+    source: KafkaSource[Any] = KafkaSource(
+        topic_name, value=DebeziumCodec(Stock, ("shop", "nr"), registry=registry.url)
+    )
+    for message in messages:
+        id = registry.register(f"{topic_name}-value", recorded["schemas"][message["avro_schema"]])
+        data = b"\0" + id.to_bytes(4, "big") + b64decode(message["avro"])[5:]
+        change = source.decode_value(data)
+        assert (change.op, change.key) == (
+            ("delete", '["a","1"]') if message["payload"]["op"] == "d" else
+            ("read", '["a","1"]') if message["payload"]["op"] == "r" else ("insert", '["b","2"]')
+        )  # fmt: skip
 
 
 def test_json(registry: RegistryServer, confluent: SchemaRegistryClient, topic_name: str) -> None:

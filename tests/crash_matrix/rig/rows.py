@@ -89,6 +89,12 @@ class Promise:
     sinks: tuple[str, ...] = SINKS
 
 
+CHANGES, SHARED, MARIA, SLOW = (
+    f"tests/connectors/changes/test_{name}.py" for name in ("changes", "shared_slot", "maria_changes", "slow_reader")
+)
+KILLS = "tests/change_kills/test_some_kills.py"
+"""Tests of captured changes."""
+
 ROWS = (
     Row(1, "the barrier is on its way", "it is aborted; its number is not used again; the job goes on",
         (Crash("coordinator-triggered"),),
@@ -194,6 +200,34 @@ ROWS = (
     Row(41, "a producer id comes to its last epoch", "another one; ids stay unique",
         tests=("tests/connectors/kafka/test_transactions.py::test_the_last_epochs",
                "tests/connectors/kafka/checkpoint_topic/test_log_requests.py::test_the_last_epoch_of_a_producer_id")),
+    Row(42, "a kill between a page of a table and the changes beside it", "it goes on at its page; each row is once",
+        tests=(f"{CHANGES}::test_pages_beside_writers",
+               f"{CHANGES}::test_a_page_that_was_not_whole_is_followed_by_the_next",
+               f"{CHANGES}::test_a_commit_that_is_streamed_before_it_is_visible",
+               f"{MARIA}::test_maria_pages_beside_writers", KILLS)),
+    Row(43, "a kill within an open transaction of captured changes", "the others of its changes come, each once",
+        tests=("tests/stores/test_captured_changes.py::test_a_kill_within_a_transaction",
+               f"{CHANGES}::test_an_open_transaction_is_read_on_where_the_reader_ended",
+               f"{SHARED}::test_members_that_change_within_a_transaction",
+               f"{MARIA}::test_maria_open_transaction_is_read_on_where_the_reader_ended")),
+    Row(44, "finalized, and the slot is not told", "the checkpoint says where to go on; no change comes twice",
+        tests=("tests/stores/test_captured_changes.py::test_a_slot_that_was_not_told_of_a_finalized_checkpoint",
+               f"{CHANGES}::test_the_server_forgets_only_what_is_finalized")),
+    Row(45, "the stream of changes ends, or its server dies", "begun again at the position, once a server is there",
+        tests=(f"{CHANGES}::test_a_walsender_that_ends_and_a_server_that_starts_again",
+               f"{SLOW}::test_a_stream_that_is_lost_again_and_again_within_a_transaction",
+               f"{MARIA}::test_maria_stream_that_ends", f"{MARIA}::test_maria_server_that_is_killed_beside_writers",
+               KILLS)),
+    Row(46, "a standby takes over from a captured server", "it goes on, or the run halts if that lacks what was read",
+        tests=(f"{CHANGES}::test_another_timeline", f"{CHANGES}::test_another_database_cluster",
+               f"{MARIA}::test_maria_failover", KILLS)),
+    Row(47, "the slot is ahead of the checkpoint, gone, or lost", "the run halts with choices; no silent gap",
+        tests=(f"{CHANGES}::test_what_would_lose_changes_stops", f"{MARIA}::test_maria_binlog_that_is_gone")),
+    Row(48, "a table is added while a transaction that wrote to it is open", "its pages wait for that, and have it",
+        tests=(f"{SHARED}::test_a_table_that_is_added_later",
+               f"{MARIA}::test_maria_tables_share_the_stream_and_one_that_is_added_begins_with_its_rows")),
+    Row(49, "a sink blocks while a large transaction comes", "the stream lasts, and goes on; a batch is in memory",
+        tests=(SLOW,)),
 )  # fmt: skip
 
 PROMISES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
@@ -12,9 +13,11 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 import pytest
+from changed_rows import Item, applied, change, changes, key_of
 from lake_hands import MODES, TOTALS, Hands, before_a_commit, commit, files_below, lake_in, totals
 from waiting import until
 
+from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import DeltaSink, IcebergSink
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
@@ -325,3 +328,27 @@ def test_columns_that_do_not_fit(lake: Hands, columns: Any, said: str) -> None:
     lake.create(pa.schema(columns))
     with pytest.raises(StoreError, match=re.escape(said)):
         lake.committer().check()
+
+
+@pytest.mark.parametrize("key", [("id",), ("shop", "id")], ids="-".join)
+def test_changes_are_rows_and_deletes_in_one_order(lake: Hands, key: tuple[str, ...]) -> None:
+    """Each checkpoint is one commit, of many changes of a key; the last commit has deletes alone."""
+    lake.type = Change[Item]
+    lake.options |= {"mode": "upsert", "key": key, "create": True}
+    committer = lake.led()
+    left: dict[Any, Item] = {}
+    for checkpoint, made in enumerate(changes(random.Random(3), key, 3, 250, left), 1):
+        before = lake.commits()
+        assert commit(committer, lake.staged(made, checkpoint, previous=checkpoint - 1))
+        left = applied(left, made)
+        assert lake.commits() == before + 1
+        assert lake.rows() == sorted(map(msgspec.structs.astuple, left.values())), checkpoint
+    gone = [change("delete", each) for each in left]
+    assert commit(committer, lake.staged([*gone, change("insert", *new_in(key))], 4, previous=3))
+    assert commit(committer, lake.staged([change("delete", new_in(key)[0])], 5, previous=4))
+    assert lake.rows() == []
+
+
+def new_in(key: tuple[str, ...]) -> tuple[Any, Item]:
+    item = Item("a", 5, "back", None)
+    return key_of(item, key), item

@@ -46,7 +46,8 @@ def test_a_description_without_problems() -> None:
         ({"mode": "upsert"}, "needs the columns by which"),
         ({"key": ("customer",)}, "set mode='upsert', which updates the row that has the key, or leave key= out"),
         ({"mode": "upsert", "key": ("cents",)}, "its type admits None"),
-        ({"key": "customer"}, 'must be names of columns: key=("customer",)'), ({"create": 1}, "must be True or False"),
+        ({"key": ["customer"]}, 'must be a column, or several: key="customer"'),
+        ({"create": 1}, "must be True or False"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_a_sentence(arguments: dict[str, Any], text: str) -> None:

@@ -186,8 +186,8 @@ def test_the_arguments_of_a_description() -> None:
 
 
 def test_a_key_is_made_of_scalars_that_are_there() -> None:
-    assert list(row_problems(Wide, ("text", "anInt"))) == []
-    wrong = list(row_problems(Wide, ("nothing", "perhaps", "inner", "names", "anything")))
+    assert list(row_problems(Wide, "upsert", ("text", "anInt"))) == []
+    wrong = list(row_problems(Wide, "upsert", ("nothing", "perhaps", "inner", "names", "anything")))
     texts = ("has bool", "admits None", "JSON", "list", "annotation of key_by's function")
     assert [text in problem for text, problem in zip(texts, wrong, strict=True)] == [True] * 5
     assert [each.name for each in row_fields(Wide, "delete", ("id",))] == ["id"]

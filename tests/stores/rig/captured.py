@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from exactlyonce import Joined, KafkaSink, KafkaSource, Pipeline, Record
-from exactlyonce.connectors import PostgresChanges
-from exactlyonce.sinks import RedisSink
+from exactlyonce.connectors import MySQLChanges, PostgresChanges, PostgresMessages
+from exactlyonce.sinks import DeltaSink, IcebergSink, PostgresSink, RedisSink
 
 
 class Customer(msgspec.Struct):
@@ -50,11 +52,32 @@ def joined(name: str, join: str) -> Pipeline:
     return pipeline
 
 
-def copied(name: str, redis: str = "") -> Pipeline:
-    """The rows of the table to NAME-out, by their keys, and to a server of Redis."""
+TARGET = "target_of_changes"
+
+
+def copied(name: str, redis: str = "", lakes: str = "") -> Pipeline:
+    """The rows of the table to NAME-out, by their keys; and to a server of Redis, a table of its own database, and
+    tables of both lakes in the folder *lakes*. Messages of the log go to NAME-notes."""
     pipeline = Pipeline(name)
     changes = pipeline.source("customers", customers(name))
-    changes.sink("out", KafkaSink(f"{name}-out"))
+    notes = pipeline.source("notes", PostgresMessages.records(name, dsn="env:CAPTURED_DSN", value=str))
+    notes.sink("notes-out", KafkaSink(f"{name}-notes", create_partitions=1))
+    changes.sink("out", KafkaSink(f"{name}-out", create_partitions=3))
     if redis:
         changes.sink("cache", RedisSink(redis, key=lambda change: f"{name}:{change.key}"))
+    if lakes:
+        upsert: Any = {"mode": "upsert", "key": ("customer",), "create": True}
+        catalog = {"type": "sql", "uri": f"sqlite:///{lakes}/catalog.db", "warehouse": f"file://{lakes}"}
+        changes.sink("table", PostgresSink(TARGET, dsn="env:CAPTURED_DSN", **upsert))
+        changes.sink("iceberg", IcebergSink("shop.customers", catalog=catalog, **upsert))
+        changes.sink("delta", DeltaSink(f"{lakes}/delta", **upsert))
+    return pipeline
+
+
+def copied_from_mariadb(name: str) -> Pipeline:
+    """The rows of two tables of MariaDB to NAME-out, by their keys."""
+    pipeline = Pipeline(name)
+    for table in ("customers", "partners"):
+        changes: MySQLChanges[Customer] = MySQLChanges(table, dsn="env:CAPTURED_DSN", key="customer", value=Customer)
+        pipeline.source(table, changes).sink(f"out-{table}", KafkaSink(f"{name}-{table}", create_partitions=1))
     return pipeline

@@ -1,0 +1,128 @@
+"""The server of a run's figures over HTTP, on threads of its own. Only a run that was given an address imports it.
+
+Invariant: a client has a thread for `REQUEST_S` at most, however slowly it sends or reads, and there are `CLIENTS_MAX`
+of them at most: the run that is watched has them in its own process.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from exactlyonce.engines.local.monitoring.serving import Answer, Asked, Paths
+from exactlyonce.pipeline.errors import ConfigError
+
+POLL_S = 0.1
+"""How often a server looks whether to end, and which clients have had their time."""
+REQUEST_S = 10.0
+"""The time for a request to come whole and its answer to be taken."""
+CLIENTS_MAX = 64
+"""One more takes the place of the client that has been connected for longest: a probe gets its answer."""
+
+
+@contextmanager
+def serving(host: str, port: int, paths: Paths) -> Iterator[int]:
+    """Serve *paths* at *host* and *port*, 0 for any free one, while the context is open. Gives the port.
+
+    Raises `ConfigError` if the address cannot be used.
+    """
+    here = Answer(f"Here are {', '.join(sorted(paths))}.\n".encode(), status=404)
+    elsewhere = Answer(b"Ask for it by its address, or as localhost.\n", status=403)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            asked = Asked(dict(parse_qsl(url.query)), self.headers.get("Accept", ""))
+            known = not _is_loopback(host) or _is_loopback(_host_of(self.headers.get("Host", "localhost")))
+            answer = elsewhere if not known else paths[url.path](asked) if url.path in paths else here
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.content_type)
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Security-Policy", answer.policy)
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("X-Frame-Options", "DENY")
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Requests are no events of the run."""
+
+    try:
+        server = _Server((host, port), Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"Nothing can listen on {host}:{port}: {error.strerror or error}. Choose an address of this machine, and a "
+            f"port that nothing else uses."
+        ) from None
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="http", daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = CLIENTS_MAX
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._clients: dict[socket.socket, float] = {}
+        """When each connected, oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._clients) >= CLIENTS_MAX:
+                self._cut(next(iter(self._clients)))
+            self._clients[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Called every `POLL_S`."""
+        with self._lock:
+            late_s = time.monotonic() - REQUEST_S
+            for client in [client for client, since_s in self._clients.items() if since_s < late_s]:
+                self._cut(client)
+
+    def _cut(self, client: socket.socket) -> None:
+        """End the connection: its thread, which waits for it, ends with that."""
+        del self._clients[client]
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no event of the run; any other error is shown."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+def _host_of(header: str) -> str:
+    """The host of a header `Host`, without its port."""
+    return urlsplit(f"//{header}").hostname or ""
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether *host* is this machine. A page from elsewhere can make its own name lead here, but not these."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
