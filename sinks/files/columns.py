@@ -95,8 +95,10 @@ def plain(shape: Shape, where: str = "") -> Shape:
         case _ if form is not None:
             return Shape(form, None)
         case _:
-            advice = "declare its type, as in dict[str, int]; that of a stream's key is what the function of key_by is "
-            "annotated to return"
+            advice = (
+                "declare its type, as in dict[str, int]; that of a stream's key is what the function of key_by is "
+                "annotated to return"
+            )
     raise UnsupportedType(f"{where} has a type that Parquet and Avro do not have: {advice}")
 
 
