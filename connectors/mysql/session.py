@@ -329,3 +329,14 @@ class MySQLSession:
                 f"The server at {place} has not taken the session's {', '.join(wrong)}. Does a proxy between drop "
                 f"SET statements? Let the dsn name the server itself."
             )
+
+
+def unique_indexes(session: MySQLSession, table: str) -> dict[str, tuple[str | None, ...]]:
+    """The columns of each unique index, by its name; None for a part of a column, or an expression."""
+    unique: dict[str, tuple[str | None, ...]] = {}
+    for index, column, part in session.ask(
+        "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+        f"{OF_TABLE} AND non_unique = 0 ORDER BY index_name, seq_in_index", table,
+    ):  # fmt: skip
+        unique[index] = (*unique.get(index, ()), column if part is None else None)
+    return unique

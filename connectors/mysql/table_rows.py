@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
+from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted, unique_indexes
 from exactlyonce.connectors.mysql.table_source import MySQLTableSource
 from exactlyonce.connectors.tables import (
     DOCUMENTS,
@@ -144,7 +144,7 @@ def table_now(session: MySQLSession, source: KeyedRows[Any], id: str) -> tuple[T
     ]
     if engine != _ENGINE:
         wrong.append(f"it is no table of {_ENGINE}, which alone has snapshots")
-    if not wrong and key not in _unique(session, source.table):
+    if not wrong and key not in unique_indexes(session, source.table).values():
         names = ", ".join(map(quoted, key))
         wrong.append(
             f"it has no unique index on ({', '.join(key)}), of whole columns and in this order: "
@@ -168,17 +168,6 @@ def _key_column(name: str, type_: str, cast: str, charset: str = "", collation: 
     value = KEY_TYPES[type_].format(cast)
     compared = f"CONVERT({value} USING {charset}) COLLATE {collation}" if collation else value
     return KeyColumn(_column(name), text.format(_column(name)), value, compared)
-
-
-def _unique(session: MySQLSession, table: str) -> list[tuple[str | None, ...]]:
-    """The columns of each unique index; None for a part of a column, or an expression."""
-    unique: dict[str, tuple[str | None, ...]] = {}
-    for index, column, part in session.ask(
-        "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-        f"{OF_TABLE} AND non_unique = 0 ORDER BY index_name, seq_in_index", table,
-    ):  # fmt: skip
-        unique[index] = (*unique.get(index, ()), column if part is None else None)
-    return list(unique.values())
 
 
 def _column(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted
+from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted, unique_indexes
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.sql.fields import RowField, kind_name
@@ -127,23 +127,16 @@ def read_table(session: MySQLSession, name: str) -> MySQLTable | None:
             scale=scale,
             fraction=fraction,
         )
-    unique: dict[str, tuple[str | None, ...]] = {}
-    for index, column, part in session.ask(
-        "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
-        f"{OF_TABLE} AND non_unique = 0 ORDER BY index_name, seq_in_index", name,
-    ):  # fmt: skip
-        unique[index] = (*unique.get(index, ()), column if part is None else None)
     numbered = next((row[0] for row in rows if "auto_increment" in row[4]), None)
     ((kind, engine),) = tables
-    return MySQLTable(name=name, kind=kind, engine=engine, columns=columns, unique=unique, numbered=numbered)
+    return MySQLTable(
+        name=name, kind=kind, engine=engine, columns=columns, unique=unique_indexes(session, name), numbered=numbered
+    )
 
 
 def column_types(session: MySQLSession, name: str) -> dict[str, str]:
     """The `MySQLColumn.type` of each column of a table, by a quick query; empty if there is no table."""
-    rows = session.ask(
-        "SELECT column_name, column_type FROM information_schema.columns "
-        "WHERE table_schema = DATABASE() AND table_name = %s", name,
-    )  # fmt: skip
+    rows = session.ask(f"SELECT column_name, column_type FROM information_schema.columns {OF_TABLE}", name)
     return {column: _text(type_) for column, type_ in rows}
 
 
