@@ -9,8 +9,9 @@ files; `block_files` keeps blocks there. Of these folders `kafka/` imports `regi
 first use: a process starts with the sources of its pipeline alone.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from exactlyonce.pipeline.first_use import on_first_use
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import SourceOffset
@@ -76,9 +77,4 @@ _MODULES = {
 }
 
 if not TYPE_CHECKING:  # else mypy would accept any name
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"exactlyonce.{_MODULES[name]}"), name)
-        return value
+    __getattr__ = on_first_use(globals(), "exactlyonce", _MODULES)

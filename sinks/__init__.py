@@ -8,9 +8,9 @@ May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. 
 process starts with the sinks of its pipeline alone.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from exactlyonce.pipeline.first_use import on_first_use
 from exactlyonce.pipeline.sink import Sink
 
 if TYPE_CHECKING:
@@ -89,9 +89,4 @@ STORES = {
 """The stores beside Kafka, by the names that options give them; other packages announce theirs as entry points."""
 
 if not TYPE_CHECKING:  # else mypy would accept any name
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        return value
+    __getattr__ = on_first_use(globals(), __name__, _MODULES)

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import exactlyonce.engines.stop_signals  # noqa: F401 - first, for signals that come during the other imports
+from exactlyonce.pipeline.first_use import on_first_use
 from exactlyonce.pipeline.names import nearest
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ _ELSEWHERE = {
 """What does it, by the name that a class has elsewhere."""
 
 if not TYPE_CHECKING:  # else mypy would accept any name
+    _on_first_use = on_first_use(globals(), __name__, _MODULES)
 
     def __getattr__(name: str) -> object:
         """The object of that name. Another one is refused, with what to write instead: the import from another module,
@@ -171,8 +173,7 @@ if not TYPE_CHECKING:  # else mypy would accept any name
         An import statement gets an ImportError, since Python replaces the text of an AttributeError by its own.
         """
         if name in _MODULES:
-            value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-            return value
+            return _on_first_use(name)
         imported = sys._getframe(1).f_globals["__name__"] == "importlib._bootstrap"
         refused = ImportError if imported else AttributeError
         for module in ("errors", "connectors", "sinks"):
