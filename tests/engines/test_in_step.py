@@ -1,4 +1,4 @@
-"""Splits and sources that are read in step: the one furthest behind goes first, and nobody waits for ever."""
+"""Splits and sources that are read in step: the one furthest behind goes first, and nobody waits without end."""
 
 from __future__ import annotations
 
