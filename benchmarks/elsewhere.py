@@ -2,12 +2,11 @@
 orders with their payments, and deduplication of orders that come twice.
 
 Each runs as a whole process on the same topics, with commits every 500 ms and parallelism 1. State is in memory, but on
-disk in Quix, its only way, and in the join of Kafka Streams, whose windows in memory are slower. All are exactly once,
-but for Bytewax, whose sink is at least once. All are measured from outside, from the first commit to the last: the
-growth of the visible records, and the processor time of all processes. Each output is compared with what it must be.
-Windows give final results, and the input ends with orders that end all windows before them. No record is late.
-Downloads
-the others once.
+disk in Quix, its only way, and in the join of Kafka Streams, whose windows in memory are searched time by time. All are
+exactly once, but for Bytewax, whose sink is at least once. All are measured from outside, from the first commit to the
+last: the growth of the visible records, and the processor time of all processes. Each output is compared with what it
+must be. Windows give final results, and the input ends with orders that end all windows before them. No record is late.
+Downloads the others once.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from job import Failed, Job
 from work import Work, counts, once, payments, totals
 
 from exactlyonce.connectors.embedded.jars import cache_dir
+from exactlyonce.connectors.embedded.programs import dying_with_parent
 
 HERE = Path(__file__).parent / "others"
 LIMIT_S = 900.0
@@ -52,7 +52,7 @@ def java(name: str, *options: str) -> list[str]:
     """Java with the jars of *name*.xml, and the program of *name*_pipelines.java."""
     home = cache_dir() / f"others-{name}"
     pom = (HERE / f"{name}.xml").read_bytes()
-    if not shutil.which("mvn") or not shutil.which("javac"):
+    if not (runtime := shutil.which("java")) or not shutil.which("javac") or not shutil.which("mvn"):
         raise Failed("Kafka Streams and Flink are downloaded by Maven and compiled by a JDK: install both.")
     if not (home / "pom.xml").exists() or (home / "pom.xml").read_bytes() != pom:
         shutil.rmtree(home, ignore_errors=True)
@@ -62,7 +62,7 @@ def java(name: str, *options: str) -> list[str]:
     path = f"{home}/jars/*:{home}/classes"
     program = HERE / f"{name}_pipelines.java"
     subprocess.run(["javac", "-cp", path, "-d", home / "classes", program], check=True)
-    return ["java", "-Xmx1g", *options, "-cp", path, f"{name.title()}Pipelines"]
+    return [runtime, "-Xmx1g", *options, "-cp", path, f"{name.title()}Pipelines"]
 
 
 @cache
@@ -108,7 +108,7 @@ def running(command: list[str]) -> Iterator[tuple[int, Callable[[], str | None]]
     """*command* as a process that is killed in the end: its id, and a function that returns its output if it has ended
     before."""
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(dying_with_parent(command), stdout=output, stderr=output)
 
         def failure() -> str | None:
             if process.poll() is None:

@@ -172,7 +172,7 @@ class StreamsPipelines {
             .to(output, Produced.with(Serdes.String(), json(Counted.class)));
     }
 
-    /** In RocksDB, the default: a window store in memory looks through the times of a window one by one. */
+    /** In RocksDB, the default: windows in memory are searched time by time. */
     static void payments(StreamsBuilder builder, String input, String other, String output) {
         Serde<Payment> payment = json(Payment.class);
         read(builder, input, ORDER, order -> order.id)
