@@ -301,13 +301,15 @@ EarlyLeft = tuple[int, bytes, str, int, int, int, Any]
 _turn: Callable[[EarlyLeft], Any] = itemgetter(0, 1, 2, 3, 4)
 """By time and key, then by topic, partition and offset, whatever the order of arrival."""
 _SLOT_MS = (1 << 13) - 1
-"""The bits of a time that the slot of a left record has all set: it ends some seconds later."""
+"""The bits of a time that the slot in which a deletion is dropped has all set: it ends some seconds later."""
 
 
-def _waits(state: State | None, entry: tuple[int, str, int, int, int, Any]) -> State:
-    state = ([], []) if state is None else state
-    state[LEFT].append(entry)
-    return state
+def _lefts(state: State) -> list[EarlyLeft]:
+    return state[LEFT]
+
+
+def _with_lefts(state: State | None, lefts: list[EarlyLeft]) -> State:
+    return [*lefts], [] if state is None else state[RIGHT]
 
 
 def _versioned(state: State | None, versions: Sequence[Any]) -> State:
@@ -316,33 +318,17 @@ def _versioned(state: State | None, versions: Sequence[Any]) -> State:
 
 @dataclass(slots=True)
 class AsOfJoiner(Joiner[AsOf]):
-    """Left records wait in memory, by their times. Most have had their result before the next barrier. Those that wait
-    at one are in the table, too, in slots of some seconds; there, those up to its watermark are over. A key's versions
-    have a slot, by (time, topic, partition, offset).
+    """Left records are `Waiting`. A key's versions have a slot, by (time, topic, partition, offset).
 
     A late version counts for records above its floor alone, for the others may have gone. A version is dropped once a
     later one counts for every record that may still come, and a deletion once no earlier version may come.
     """
 
-    _new: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
-    """The left records that are in memory alone."""
-    _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
-    """The waiting records that the table has, too."""
-    _begun: list[EarlyLeft] = field(default_factory=list, init=False)
-    """The records of the bucket that a firing is at, in their order."""
-    _count_begun: int = field(default=0, init=False)
-    """How many of these have had their results."""
-    _unwritten: list[EarlyLeft] = field(default_factory=list, init=False)
-    """The records of the bucket that the table does not have."""
+    _waiting: Waiting[EarlyLeft] = field(init=False)
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
-        table = self.table
-        for slot in table.slots(VERSIONS - 1):
-            for group in table.groups(slot):
-                over = table.watermark(group)
-                for key, (lefts, _) in zip(*table.read(slot, group), strict=True):
-                    self._written.add([cast("EarlyLeft", (time, key, *rest)) for time, *rest in lefts if time > over])
+        self._waiting = Waiting(self.table, self.max_parallelism, _lefts, _with_lefts)
 
     def left(self, batch: Batch) -> None:
         entered_s, count = self.activity.enter(self.id), len(batch.records)
@@ -364,36 +350,10 @@ class AsOfJoiner(Joiner[AsOf]):
         assert batch.times is not None
         assert batch.keys is not None
         columns = batch.times, batch.keys, *coordinates_of(batch.origins), floors, batch.records
-        self._new.add(list(zip(*columns, strict=True)))
-        if self._new.too_many:
-            self.settle()
+        self._waiting.add(list(zip(*columns, strict=True)))
 
     def settle(self) -> None:
-        self._settle_begun()
-        new = self._new.take_all()
-        self._write(new)
-        self._written.add(new)
-
-    def _write(self, new: Sequence[EarlyLeft]) -> None:
-        slots, keys = [one[0] | _SLOT_MS for one in new], [one[1] for one in new]
-        self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
-
-    def _settle_begun(self) -> None:
-        """The table gets the records of a begun bucket that had no result, and loses those of the last time that had
-        one: records of earlier times are over."""
-        if not self._count_begun:
-            return
-        had, left = self._begun[: self._count_begun], self._begun[self._count_begun :]
-        unwritten = set(map(_turn, self._unwritten))
-        self._write([one for one in left if _turn(one) in unwritten])
-        last = had[-1][0]
-        for key in {one[1] for one in had if one[0] == last}:
-            if (state := self.table.get(last | _SLOT_MS, key)) is not None:
-                gone = {one[2:5] for one in had if one[:2] == (last, key)}
-                lefts = [entry for entry in state[LEFT] if entry[0] != last or tuple(entry[1:4]) not in gone]
-                self.table.put(last | _SLOT_MS, key, (lefts, state[RIGHT]))
-        self.table.advance(last - 1)
-        self._unwritten = []
+        self._waiting.settle()
 
     def right(self, batch: Batch) -> None:
         entered_s, count = self.activity.enter(self.id), len(batch.records)
@@ -449,15 +409,11 @@ class AsOfJoiner(Joiner[AsOf]):
 
     def _due(self) -> Iterator[Due[Results]]:
         watermark, known = min(self.watermark, VERSIONS - 1), dict[bytes, tuple[Any, Sequence[Any]]]()
-        written, new = self._written, self._new
-        for end in sorted({*written.ends(watermark), *new.ends(watermark)}):
-            self._unwritten = new.take(end)
-            self._begun = due = [*written.take(end), *self._unwritten]
-            due.sort(key=_turn)
+        waiting = self._waiting
+        for due in waiting.due(watermark, _turn):
             for some in self._steps(len(due)):
-                results, self._count_begun = self._answered(due[some], known), some.stop
+                results, waiting.count_given = self._answered(due[some], known), some.stop
                 yield Due(due[some][-1][0], len(results.records), results, some.stop - some.start)
-            self._begun, self._count_begun = [], 0
         # after a drain, a later run goes on after the last result, in the slot of that
         over = self._last if self.drains else watermark
         self.table.advance(over)
