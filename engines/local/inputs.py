@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Channel, LoopChannel
+from exactlyonce.engines.local.in_step import InStep
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import RestoredEdge
@@ -243,6 +244,8 @@ class SourceInput:
     stopped: bool = False
     held: bool = False
     """Whether to hand out barriers only: a store is behind."""
+    in_step: InStep | None = None
+    """Says what to take, where records have times."""
     records: int = 0
     """Messages handed out."""
     due_s: float = 0.0
@@ -284,11 +287,18 @@ class SourceInput:
             return self.barrier()
         if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
             return watermark
-        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.activity.now_s()) < self.due_s:
+        in_step, rests = self.in_step, self.stopped or self.reader.idle
+        if rests and in_step is not None:
+            in_step.rests()
+        if not room or rests or self.held or (now_s := self.activity.now_s()) < self.due_s:
+            return None
+        if in_step is not None and not in_step.may_go():
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
-        messages = self.reader.poll(count, 0.0)  # other fetched messages stay in the client
+        messages = self.reader.poll(count, 0.0, None if in_step is None else in_step.divide)
+        if in_step is not None:
+            in_step.took(len(messages), count)
         if len(messages) < count:
             self.due_s, self._behind = now_s + GATHER_S, False
         if not messages:
@@ -333,7 +343,8 @@ class SourceInput:
             return WatermarkOf(times.watermark, True)
         position = next(each for each in self.reader.positions() if each.partition == slowest)
         at = position.in_cluster or position
-        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]")
+        waits = "; it waits for slower sources" if self.in_step is not None and self.in_step.waits else ""
+        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]{waits}")
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from exactlyonce.connectors.kafka import reader as reader_module
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -86,3 +89,35 @@ def test_an_open_transaction_is_not_passed(kafka: Any, topic_name: str, producer
         assert read_until(reader, 4) == [b"2"]
     finally:
         reader.close()
+
+
+def test_partitions_that_are_far_ahead_are_paused(kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much is fetched of some partitions, while one that has nothing yet is expected; then they go on, each record
+    once and in order."""
+    monkeypatch.setattr(reader_module, "FETCHED_BYTES_MAX", 200_000)
+    topic, count, splits = kafka.create_topic(topic_name, 4), 20_000, range(4)
+    for split in splits:
+        kafka.produce(topic, [b"%d" % number for number in range(count)], partition=split)
+    config = {"bootstrap.servers": kafka.bootstrap_servers, "fetch.message.max.bytes": "4096"}
+    reader = KafkaReader("in", topic, dict.fromkeys(splits, 0), {}, config, topic_id="id")
+    rng, paused, got = random.Random(7), set[int](), {split: list[int]() for split in splits}
+
+    def slowest_first(fetched: Mapping[int, int], expected: Collection[int], most: int) -> list[tuple[int, int]]:
+        paused.update(reader._paused)
+        behind = min(splits, key=lambda split: 3 * len(got[split]) if split == 0 else len(got[split]))
+        taken = behind if behind in fetched else rng.choice([*fetched]) if fetched and rng.random() < 0.1 else None
+        return [] if taken is None else [(taken, rng.randint(1, min(fetched[taken], most)))]
+
+    reader.open()
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while sum(map(len, got.values())) < len(splits) * count:
+            assert time.monotonic() < deadline, f"it stays at {reader.offsets}, of which {reader._paused} are paused"
+            messages = reader.poll(500, 0.01, slowest_first)
+            for message in messages:
+                got[message.partition()].append(int(message.value()))
+            assert {split: len(each) for split, each in got.items()} == reader.offsets
+    finally:
+        reader.close()
+    assert all(each == [*range(count)] for each in got.values())
+    assert paused
