@@ -240,10 +240,10 @@ def quiet(name: str, source: str, sink: str, idle: str) -> Pipeline:
 IDS = 1_000_000
 
 
-def deduplicated(name: str, source: str, sink: str) -> Pipeline:
+def deduplicated(name: str, source: str, sink: str, order: Literal["time", "arrival"] = "time") -> Pipeline:
     """The first order of each of many ids."""
     pipeline, orders = _timed(name, source)
-    once = orders.key_by(lambda order: order.id % IDS).deduplicate("once", within="1h")
+    once = orders.key_by(lambda order: order.id % IDS).deduplicate("once", within="1h", order=order)
     once.sink("out", KafkaSink(sink, key=lambda order: order.customer))
     return pipeline
 

@@ -43,6 +43,7 @@ FIGURES = {
         for window in (
             *("tumbling count", "tumbling fold of a user's function"),
             *("hopping count of 60 s every 5 s", "session count", "deduplication of 1,000,000 ids"),
+            "deduplication of 1,000,000 ids by arrival",
             *("as-of join of 10 records with 1 version", "interval join with 1 match each"),
         )
     },
