@@ -118,8 +118,9 @@ FETCHED_BYTES_MAX = 32 << 20
 until those that have none have come."""
 MESSAGE_BYTES = 300
 """About what a message takes beside its value."""
-LOOKS_MAX = 5
-"""The batches that are fetched in one `poll`, in search of partitions that have none."""
+LOOK_RECORDS, LOOKS_MAX = 2_000, 5
+"""So many messages are fetched at a time, and so often in one `poll`, in search of partitions that have none: however
+small a batch is, they may be behind thousands of others."""
 FETCH_BACKOFF_MS = 10
 """The pause of the client after a full queue. Its default of a second starves a fast loop."""
 ASK_TIMEOUT_S = 1.0
@@ -273,10 +274,10 @@ class KafkaReader:
         """The messages that *divide* chooses of those that were fetched, and their runs."""
         fetched, expected = self._fetched, self._expected(consumer)
         for look in range(LOOKS_MAX):
-            enough = self._fetched_bytes >= FETCHED_BYTES_MAX or sum(map(len, fetched.values())) >= 2 * records_max
+            enough = self._fetched_bytes >= FETCHED_BYTES_MAX or sum(map(len, fetched.values())) >= 2 * LOOK_RECORDS
             if not expected and (look or enough):
                 break
-            messages, runs = self._fetch(consumer, records_max, timeout_s if look == 0 else 0.0)
+            messages, runs = self._fetch(consumer, LOOK_RECORDS, timeout_s if look == 0 else 0.0)
             end = 0
             for split, count in runs:
                 end += count
@@ -294,7 +295,7 @@ class KafkaReader:
             if not fetched[split]:
                 del fetched[split]
         self._fetched_bytes -= _size_of(chosen)
-        self._resume(consumer, records_max)
+        self._resume(consumer)
         return chosen, runs
 
     def _expected(self, consumer: Consumer) -> list[int]:
@@ -316,9 +317,9 @@ class KafkaReader:
             consumer.pause([TopicPartition(*self.place_of(split)) for split in more])
             self._paused |= more
 
-    def _resume(self, consumer: Consumer, records_max: int) -> None:
-        """Go on with the partitions of which less than a batch is left."""
-        if over := {split for split in self._paused if len(self._fetched.get(split, ())) < records_max}:
+    def _resume(self, consumer: Consumer) -> None:
+        """Go on with the partitions of which little is left."""
+        if over := {split for split in self._paused if len(self._fetched.get(split, ())) < LOOK_RECORDS}:
             consumer.resume([TopicPartition(*self.place_of(split)) for split in over])
             self._paused -= over
 

@@ -191,7 +191,7 @@ def test_a_backlog_is_read_in_step(kafka: Any, topic_name: str) -> None:
     reader = cast(KafkaReader, source.open_reader(context))
     decoder = SourceDecoder("in", source, before=starts)
     assert decoder.times is not None
-    activity, slices = Activity(monotonic), Slices(Pace(0.1, 2_000, 2_000), monotonic)
+    activity, slices = Activity(monotonic), Slices(Pace(0.1, 4, 2_000), monotonic)
     in_step = InStep(decoder.times, event_time.max_drift_ms, monotonic)
     read = SourceInput("in", reader, decoder, lambda _: None, activity, slices, in_step=in_step)
     drift_ms, deadline = 0, monotonic() + LIMIT_S

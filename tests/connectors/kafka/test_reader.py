@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Message, Producer
 
 from exactlyonce.connectors.kafka import reader as reader_module
 from exactlyonce.connectors.kafka.reader import KafkaReader
@@ -121,3 +121,31 @@ def test_partitions_that_are_far_ahead_are_paused(kafka: Any, topic_name: str, m
         reader.close()
     assert all(each == [*range(count)] for each in got.values())
     assert paused
+
+
+def test_what_is_behind_thousands_of_others_is_found() -> None:
+    """However small a batch is: the first ones of a run have four records."""
+    queue = [Message(topic="t", partition=0, offset=number, value=b"a") for number in range(8_000)]
+    queue += [Message(topic="t", partition=1, offset=0, value=b"b")]
+    seen: list[Mapping[int, int]] = []
+
+    class Queue:
+        def consume(self, most: int, timeout_s: float) -> list[Message]:
+            taken = queue[:most]
+            del queue[:most]
+            return taken
+
+        def incremental_assign(self, places: object) -> None: ...
+
+        def get_watermark_offsets(self, place: object, cached: bool) -> tuple[int, int]:
+            return 0, 8_000
+
+    def divide(fetched: Mapping[int, int], expected: Collection[int], most: int) -> list[tuple[int, int]]:
+        seen.append(fetched)
+        return [(1, 1)]
+
+    reader = KafkaReader("in", "t", {0: 0, 1: 0}, {}, {}, topic_id="id", make=lambda _: cast(Consumer, Queue()))
+    reader.open()
+    assert [message.value() for message in reader.poll(4, 0.0, divide)] == [b"b"]
+    assert seen == [{0: 8_000, 1: 1}]
+    assert reader.offsets == {0: 0, 1: 1}
