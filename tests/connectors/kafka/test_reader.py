@@ -95,7 +95,7 @@ def test_partitions_that_are_far_ahead_are_paused(kafka: Any, topic_name: str, m
     """Much is fetched of some partitions, while one that has nothing yet is expected; then they go on, each record
     once and in order."""
     monkeypatch.setattr(reader_module, "FETCHED_BYTES_MAX", 200_000)
-    topic, count, splits = kafka.create_topic(topic_name, 4), 20_000, range(4)
+    topic, count, splits = kafka.create_topic(topic_name, 4), 5_000, range(4)
     for split in splits:
         kafka.produce(topic, [b"%d" % number for number in range(count)], partition=split)
     config = {"bootstrap.servers": kafka.bootstrap_servers, "fetch.message.max.bytes": "4096"}
