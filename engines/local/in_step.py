@@ -48,7 +48,7 @@ class Group:
     @property
     def lowest_ms(self) -> int:
         """The lowest watermark of those of this worker that others wait for; `END_OF_TIME`: there are none."""
-        return min((each.times.watermark for each in self.members if each.awaited), default=END_OF_TIME)
+        return min((each.times.reached for each in self.members if each.awaited), default=END_OF_TIME)
 
 
 @dataclass
@@ -88,11 +88,11 @@ class InStep:
 
     def may_go(self) -> bool:
         """Whether it is not too far ahead of other sources to take records."""
-        drift_ms, mine = self.max_drift_ms, self.times.watermark
+        drift_ms, mine = self.max_drift_ms, self.times.reached
         self.waits = drift_ms is not None and (
             mine > self.group.elsewhere_ms(self.now_s()) + drift_ms
             or any(
-                mine > other.times.watermark + (0 if other._has_more else drift_ms)
+                mine > other.times.reached + (0 if other._has_more else drift_ms)
                 for other in self.group.members
                 if other is not self and other.awaited
             )

@@ -165,6 +165,9 @@ def snapshot_budget_s(records_s: float) -> float:
     return max(0.008, min(2 * records_s, 0.02), records_s / 2)
 
 
+WATERMARK_RECORDS = 4 * BATCH_RECORDS_MAX
+"""So many records of a backlog come between two watermarks, unless `TICK_S` is over: each makes operators look for what
+is due, which costs less for more at once."""
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
 
@@ -254,6 +257,8 @@ class SourceInput:
     def __post_init__(self) -> None:
         self._phase = f"reading source {self.name!r}"
         self._drained = False
+        self._untold = 0
+        """Records since the last look at the watermark."""
         self._ticks_s = 0.0
         """The time of the next look at the clock and at idle splits."""
         self._behind = True
@@ -330,7 +335,13 @@ class SourceInput:
     def processed(self) -> Watermark | None:
         self.slices.processed()
         times = self.decoder.times
-        return None if times is None else times.advanced(self.activity.now_s())
+        if times is None:
+            return None
+        self._untold += self.slices.count
+        if self.slices.count == BATCH_RECORDS_MAX and self._untold < WATERMARK_RECORDS:
+            return None
+        self._untold = 0
+        return times.advanced(self.activity.now_s())
 
     @property
     def watermark(self) -> WatermarkOf | None:

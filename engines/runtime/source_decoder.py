@@ -220,6 +220,12 @@ class SourceTimes:
         return told
 
     @property
+    def reached(self) -> int:
+        """The watermark as of the last record, without the clock."""
+        floors = [self.floors.get(split, self._lowest) for split in self._splits if split not in self.resting]
+        return max(self.watermark, min(floors, default=NO_WATERMARK))
+
+    @property
     def slowest(self) -> int | None:
         """The split that holds the watermark back; None: none does."""
         active = [split for split in self._splits if split not in self.resting]
