@@ -75,6 +75,7 @@ class IntervalJoin(Timed):
     latest: Duration
     how: str = "inner"
     by_key = True
+    holds_records = True
 
     @property
     def problems(self) -> list[str]:
@@ -129,6 +130,7 @@ class WindowJoin(Timed):
 
     window: Window
     how: str = "inner"
+    holds_records = True
 
     @property
     def by_key(self) -> bool:
@@ -163,6 +165,7 @@ class AsOf(Timed):
     how: str = "left"
     changelog: bool = False
     """Whether the versions are values of `Record`, as in a table."""
+    holds_records = True
 
     @property
     def problems(self) -> list[str]:

@@ -42,6 +42,11 @@ class Timed(ABC):
         return False
 
     @property
+    def holds_records(self) -> bool:
+        """Whether it holds each record until the watermark is there: what is read far ahead is much to hold."""
+        return False
+
+    @property
     @abstractmethod
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
@@ -131,6 +136,8 @@ def _migrated(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 class InOrder(Timed):
     """Gives the records of a key by time. A slot is the last time in its blocks of records."""
 
+    holds_records = True
+
     @property
     def problems(self) -> list[str]:
         return []
@@ -155,6 +162,10 @@ class Deduplicate(Timed):
 
     within: Duration
     order: Order | Any = "time"
+
+    @property
+    def holds_records(self) -> bool:
+        return bool(self.order == "time")
 
     @property
     def problems(self) -> list[str]:

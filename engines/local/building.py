@@ -364,8 +364,10 @@ class _Builder:
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
         if decoder.times is not None and source.event_time is not None:
-            group = self.parts.groups.setdefault(self.plan.graph.group_of(node.id), Group())
-            read.in_step = InStep(decoder.times, source.event_time.max_drift_ms, self.parts.activity.now_s, group)
+            graph, drift_ms = self.plan.graph, source.event_time.max_drift_ms
+            group = self.parts.groups.setdefault(graph.group_of(node.id), Group())
+            holds = any(after.timed is not None and after.timed.holds_records for after in graph.after(node))
+            read.in_step = InStep(decoder.times, drift_ms, self.parts.activity.now_s, group, divides=holds)
         self.inputs.append(read)
         self.parts.sources.append(read)
 

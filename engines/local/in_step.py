@@ -60,6 +60,8 @@ class InStep:
     """None: waits for nobody."""
     now_s: Callable[[], float]
     group: Group = field(default_factory=Group)
+    divides: bool = True
+    """Whether its splits are read in step, which costs something: windows keep no records, and need it less."""
     waits: bool = False
     """Whether it waits for other sources."""
 

@@ -301,7 +301,8 @@ class SourceInput:
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
-        messages = self.reader.poll(count, 0.0, None if in_step is None else in_step.divide)
+        divide = in_step.divide if in_step is not None and in_step.divides else None
+        messages = self.reader.poll(count, 0.0, divide)
         if in_step is not None:
             in_step.took(len(messages), count)
         if len(messages) < count:
