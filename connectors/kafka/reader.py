@@ -113,7 +113,7 @@ _partition = cast("Callable[[Message], int]", Message.partition)
 offset_of = cast("Callable[[Message], int]", Message.offset)
 """A consumed message always has both."""
 
-FETCHED_BYTES_MAX = 32 << 20
+FETCHED_BYTES_MAX = 64 << 20
 """What is fetched and not yet returned, where a batch is divided among partitions: those that have some are paused then
 until those that have none have come."""
 MESSAGE_BYTES = 300
@@ -221,8 +221,7 @@ class KafkaReader:
     def _assign(self, partitions: Iterable[int]) -> None:
         """Assign more partitions; fetched records of others stay. By its epoch the client detects a truncated log."""
         if self._consumer is None:
-            each = {"fetch.message.max.bytes": str(fetch_bytes(len(self.offsets)))}
-            self._consumer = self.make({**each, **self.config, **self._silence.settings})
+            self._consumer = self.make({**self.config, **self._silence.settings})
         self._consumer.incremental_assign(
             [
                 TopicPartition(*self.place_of(split), self.offsets[split], leader_epoch=self.epochs.get(split, -1))
@@ -493,16 +492,6 @@ def epoch_of(message: Message) -> int:
     """The leader epoch of a record; -1: unknown."""
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
-
-
-def fetch_bytes(partitions: int) -> int:
-    """How much is fetched of each of so many partitions at a time: of all a part of what may be fetched in Python's
-    form, which takes several times as much.
-
-    >>> fetch_bytes(1), fetch_bytes(4), fetch_bytes(100)
-    (1048576, 524288, 131072)
-    """
-    return max(1 << 17, min(1 << 20, FETCHED_BYTES_MAX // (16 * partitions)))
 
 
 def _size_of(messages: Sequence[Message]) -> int:
