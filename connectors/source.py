@@ -80,6 +80,11 @@ class ReaderContext:
     clients: ReaderClients
 
 
+Divide = Callable[[Mapping[int, int], Collection[int], int], list[tuple[int, int]]]
+"""Divides a batch among splits: of the records fetched, by split, and the splits that have none and are not known to be
+at their end, it makes the (split, count) to return now, at most so many in all."""
+
+
 class SourceReader(Protocol):
     """Reads the splits of one subtask. It belongs to the loop of one worker."""
 
@@ -94,8 +99,9 @@ class SourceReader(Protocol):
         """Read another split too, from *start* on; nothing happens if it is read already. If it has ended, it is gone
         from the source: leave it out of the positions from now on."""
 
-    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
-        """The next records, as `RawRecord`: *records_max* at most. Waits up to *timeout_s* for the first.
+    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> Sequence[Any]:
+        """The next records, as `RawRecord`: *records_max* at most. Waits up to *timeout_s* for the first. A reader that
+        has fetched records of several splits lets *divide* choose among them.
 
         Raises `Halt` if the next records were removed, `TopicError` if the source is gone. Waits out an outage.
         """

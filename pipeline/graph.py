@@ -299,6 +299,20 @@ class LogicalGraph:
             waiting += origins
         return above
 
+    def group_of(self, source: str) -> str:
+        """The first of the sources, *source* among them, whose event times meet in operators."""
+        return self._groups.get(source, source)
+
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        """The first of its group by source."""
+        first = {node.id: node.id for node in self.sources}
+        for node in self.timed:
+            met = {first[id] for id in self.above(node.id, timing=True) & first.keys()}
+            lowest = next((id for id in first if id in met), "")
+            first = {id: lowest if of in met else of for id, of in first.items()}
+        return first
+
     @property
     def placing_sources(self) -> frozenset[str]:
         """The sources whose partitions determine the subtask of a key (`key_by(..., partitioned=True)`)."""

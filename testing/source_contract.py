@@ -30,6 +30,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import (
+    Divide,
     RangeContext,
     Readable,
     ReaderClients,
@@ -80,6 +81,9 @@ class SourceContract(Contract):
 
     repeats = True
     """Whether an offset has the same record ever after; else a range cannot be read."""
+
+    divide: Divide | None = None
+    """Divides a batch among splits, of which the reader may have fetched records; None: they come as they are read."""
 
     def identity(self, split: int) -> str:
         """The identity of a split: of a topic its id, which changes if it is recreated under its name."""
@@ -134,7 +138,7 @@ class SourceContract(Contract):
         reader = self.readable().open_reader(context)
         self._to_close.append(reader)
         reader.open()
-        return Following(reader, SourceDecoder(SOURCE, self.readable()), self.text_of)
+        return Following(reader, SourceDecoder(SOURCE, self.readable()), self.text_of, self.divide)
 
     def filled(self, count: int = 20) -> None:
         """Append *count* records to every split."""
@@ -449,13 +453,15 @@ class SourceContract(Contract):
 class Following:
     """A reader and the records that it has returned."""
 
-    def __init__(self, reader: SourceReader, decoder: SourceDecoder, text_of: Callable[[Any], str]) -> None:
-        self.reader, self._decoder, self._text_of = reader, decoder, text_of
+    def __init__(
+        self, reader: SourceReader, decoder: SourceDecoder, text_of: Callable[[Any], str], divide: Divide | None = None
+    ) -> None:
+        self.reader, self._decoder, self._text_of, self._divide = reader, decoder, text_of, divide
         self.records: list[str] = []
 
     def raw(self, records_max: int) -> Sequence[Any]:
         """One batch, undecoded."""
-        return self.reader.poll(records_max, 0.05)
+        return self.reader.poll(records_max, 0.05, self._divide)
 
     def poll(self, records_max: int) -> list[str]:
         """One batch."""

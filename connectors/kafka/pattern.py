@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset, TopicSplit
 from exactlyonce.connectors.kafka.range_reader import SourceRange
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.connectors.kafka.topics import Topic, Topics
-from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder
+from exactlyonce.connectors.source import Divide, RangeContext, ReaderContext, RecordDecoder
 from exactlyonce.connectors.splits import SplitBatch, SplitRecord, parts_of
 from exactlyonce.pipeline.dead_letters import DeadLetter
 from exactlyonce.pipeline.errors import TopicError
@@ -142,8 +142,8 @@ class PatternReader(KafkaReader):
     def splits_of(self, messages: Iterable[Message]) -> list[int]:
         return [self._numbers[message.topic(), message.partition()] for message in messages]
 
-    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
-        messages = super().poll(records_max, timeout_s)
+    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> Sequence[Any]:
+        messages = super().poll(records_max, timeout_s, divide)
         return TopicRecords(list(messages), self._start_of) if messages else []
 
     def _start_of(self, message: Message) -> SourceOffset:

@@ -22,6 +22,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Me
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.confluent import make_consumer
 from exactlyonce.connectors.kafka.errors import Meaning, meaning_of, raise_unless_passing
+from exactlyonce.connectors.source import Divide
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 INTERVAL_MS = 5_000
@@ -112,6 +113,14 @@ _partition = cast("Callable[[Message], int]", Message.partition)
 offset_of = cast("Callable[[Message], int]", Message.offset)
 """A consumed message always has both."""
 
+FETCHED_BYTES_MAX = 64 << 20
+"""What is fetched and not yet returned, where a batch is divided among partitions: those that have some are paused then
+until those that have none have come."""
+MESSAGE_BYTES = 300
+"""About what a message takes beside its value."""
+LOOK_RECORDS, LOOKS_MAX = 2_000, 5
+"""So many messages are fetched at a time, and so often in one `poll`, in search of partitions that have none: however
+small a batch is, they may be behind thousands of others."""
 FETCH_BACKOFF_MS = 10
 """The pause of the client after a full queue. Its default of a second starves a fast loop."""
 ASK_TIMEOUT_S = 1.0
@@ -172,8 +181,15 @@ class KafkaReader:
     def __post_init__(self) -> None:
         self.place = self.place or self.topic
         self._silence = Silence(lambda: map(self.place_of, self.offsets))
-        self._at_end: list[int] = []
-        """The partitions whose end the last `poll` has met."""
+        self._at_end = set[int]()
+        """The partitions whose end the client has met, and of which it has fetched nothing since."""
+        self._met: dict[int, int] = {}
+        """The end of those of them that `offsets` has not passed."""
+        self._fetched: dict[int, list[Message]] = {}
+        """What was fetched and not returned, where a batch is divided, by partition."""
+        self._fetched_bytes = 0
+        self._paused = set[int]()
+        """The partitions of which nothing is fetched now: enough is."""
 
     def open(self) -> None:
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
@@ -230,47 +246,121 @@ class KafkaReader:
     def finished(self) -> bool:
         return bool(self.targets) and not self._unfinished
 
-    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
+    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> Sequence[Any]:
         """Up to *records_max* messages; waits up to *timeout_s* for the first. Sets `runs` and moves `offsets`."""
         self.runs = []
         if self._consumer is None:
             return []
-        messages = self._consumer.consume(records_max, timeout_s)
-        if any(map(Message.error, messages)):
-            messages = self._without_events(messages)
+        if divide is None:
+            messages, runs = self._fetch(self._consumer, records_max, timeout_s)
+        else:
+            messages, runs = self._divided(self._consumer, records_max, timeout_s, divide)
         end = 0
-        for partition, count in _runs(self.splits_of(messages)):
+        for partition, count in runs:
             end += count
             self.runs.append((partition, count))
             offset = self.offsets[partition] = offset_of(messages[end - 1]) + 1
             self.epochs[partition] = epoch_of(messages[end - 1])
             if partition in self._unfinished and offset >= self.targets[partition]:
                 self._unfinished.discard(partition)
-        if self._at_end:
-            self._pass_invisible()
+        if passed := [split for split in self._met if split not in self._fetched]:
+            self._pass_invisible(self._consumer, passed)
         return at_place(messages, self.topic, self.place)
 
-    def _pass_invisible(self) -> None:
+    def _divided(
+        self, consumer: Consumer, records_max: int, timeout_s: float, divide: Divide
+    ) -> tuple[list[Message], list[tuple[int, int]]]:
+        """The messages that *divide* chooses of those that were fetched, and their runs."""
+        fetched, expected = self._fetched, self._expected(consumer)
+        for look in range(LOOKS_MAX):
+            enough = self._fetched_bytes >= FETCHED_BYTES_MAX or sum(map(len, fetched.values())) >= 2 * LOOK_RECORDS
+            if not expected and (look or enough):
+                break
+            messages, runs = self._fetch(consumer, LOOK_RECORDS, timeout_s if look == 0 else 0.0)
+            end = 0
+            for split, count in runs:
+                end += count
+                fetched.setdefault(split, []).extend(messages[end - count : end])
+            self._fetched_bytes += _size_of(messages)
+            self._pause(consumer)
+            expected = self._expected(consumer)
+            if not messages:
+                break
+        runs = divide({split: len(kept) for split, kept in fetched.items()}, expected, records_max)
+        chosen: list[Message] = []
+        for split, count in runs:
+            chosen += fetched[split][:count]
+            del fetched[split][:count]
+            if not fetched[split]:
+                del fetched[split]
+        self._fetched_bytes -= _size_of(chosen)
+        self._resume(consumer)
+        return chosen, runs
+
+    def _expected(self, consumer: Consumer) -> list[int]:
+        """The partitions without a fetched message that are not known to be at their end."""
+        return [
+            split
+            for split in self.offsets
+            if split not in self._fetched and split not in self._at_end and not self._is_read(consumer, split)
+        ]
+
+    def _is_read(self, consumer: Consumer, split: int) -> bool:
+        """Whether all visible records of a partition were returned, as far as is known without a request."""
+        _, end = consumer.get_watermark_offsets(TopicPartition(*self.place_of(split)), cached=True)
+        return 0 <= end <= self.offsets[split]
+
+    def _pause(self, consumer: Consumer) -> None:
+        """Pause the partitions that have some, if that is much: the client forgets what more it had fetched of them."""
+        if self._fetched_bytes >= FETCHED_BYTES_MAX and (more := self._fetched.keys() - self._paused):
+            consumer.pause([TopicPartition(*self.place_of(split)) for split in more])
+            self._paused |= more
+
+    def _resume(self, consumer: Consumer) -> None:
+        """Go on with the partitions of which little is left."""
+        if over := {split for split in self._paused if len(self._fetched.get(split, ())) < LOOK_RECORDS}:
+            consumer.resume([TopicPartition(*self.place_of(split)) for split in over])
+            self._paused -= over
+
+    def _fetch(
+        self, consumer: Consumer, records_max: int, timeout_s: float
+    ) -> tuple[list[Message], list[tuple[int, int]]]:
+        """The next messages of the client, and their runs."""
+        messages = consumer.consume(records_max, timeout_s)
+        ends: list[tuple[Message, int]] = []
+        if any(map(Message.error, messages)):
+            messages = self._without_events(messages, ends)
+        runs = _runs(self.splits_of(messages))
+        if self._at_end:
+            for split, _ in runs:
+                self._at_end.discard(split)
+                self._met.pop(split, None)
+        for end, before in ends:
+            (split,) = self.splits_of([end])
+            if split not in self.splits_of(messages[before:]):
+                self._at_end.add(split)
+                self._met[split] = offset_of(end)
+        return messages, runs
+
+    def _pass_invisible(self, consumer: Consumer, splits: Sequence[int]) -> None:
         """Go on after markers and aborted records at the ends of partitions, as the client has done."""
-        assert self._consumer is not None
-        places = [TopicPartition(*self.place_of(split)) for split in self._at_end]
-        for split, passed in zip(self._at_end, self._consumer.position(places), strict=True):
+        places = [TopicPartition(*self.place_of(split)) for split in splits]
+        for split, passed in zip(splits, consumer.position(places), strict=True):
             if passed.offset > self.offsets[split]:
                 self.offsets[split] = passed.offset
                 self.epochs[split] = -1 if passed.leader_epoch is None else passed.leader_epoch
-        self._at_end.clear()
+            if self._met.pop(split) >= self.targets.get(split, 0):
+                self._unfinished.discard(split)
 
-    def _without_events(self, messages: list[Message]) -> list[Message]:
-        kept = []
+    def _without_events(self, messages: list[Message], ends: list[tuple[Message, int]]) -> list[Message]:
+        """*messages* that are records. *ends* gets the ends of partitions, each with the number of records before."""
+        kept: list[Message] = []
         for message in messages:
             error = message.error()
             if error is None:
                 kept.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                (split,) = self.splits_of([message])
-                self._at_end.append(split)
-                if offset_of(message) >= self.targets.get(split, 0):
-                    self._unfinished.discard(split)
+                ends.append((message, len(kept)))
             else:
                 self._raise(error, message, kept)
         return kept
@@ -281,6 +371,7 @@ class KafkaReader:
         topic, partition = message.topic() or self.topic, message.partition()
         where = self.name_of(topic) if partition is None or partition < 0 else f"{self.name_of(topic)}[{partition}]"
         split = self.split_of(topic, partition)
+        before = [*self._fetched.get(-1 if split is None else split, ()), *before]
         last = next((offset_of(m) for m in reversed(before) if (m.topic(), m.partition()) == (topic, partition)), None)
         read = self.offsets.get(-1 if split is None else split, min(self.offsets.values()))
         wanted = read if last is None else last + 1
@@ -340,12 +431,9 @@ class KafkaReader:
         if self._consumer is None:
             return set()
         quiet = set[int]()
-        for split, offset in self.offsets.items():
-            place = self.place_of(split)
-            if place not in self._silence.missed:
-                _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-                if 0 <= end <= offset:
-                    quiet.add(split)
+        for split in self.offsets:
+            if self.place_of(split) not in self._silence.missed and self._is_read(self._consumer, split):
+                quiet.add(split)
         asked = sorted(quiet & {*ask})
         ends = self._ends(asked) if asked else []
         return quiet - {split for split, end in zip(asked, ends, strict=True) if not 0 <= end <= self.offsets[split]}
@@ -406,12 +494,17 @@ def epoch_of(message: Message) -> int:
     return -1 if epoch is None else epoch
 
 
-def _runs(partitions: list[int]) -> Iterable[tuple[int, int]]:
+def _size_of(messages: Sequence[Message]) -> int:
+    """About the memory of *messages*, in bytes."""
+    return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
+
+
+def _runs(partitions: list[int]) -> list[tuple[int, int]]:
     """Run lengths; most batches are of one partition.
 
-    >>> list(_runs([3, 3, 1]))
+    >>> _runs([3, 3, 1])
     [(3, 2), (1, 1)]
     """
     if partitions and partitions.count(partitions[0]) == len(partitions):
-        return ((partitions[0], len(partitions)),)
-    return ((partition, len(list(group))) for partition, group in groupby(partitions))
+        return [(partitions[0], len(partitions))]
+    return [(partition, len(list(group))) for partition, group in groupby(partitions)]

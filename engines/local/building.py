@@ -23,6 +23,7 @@ from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines.blocks import block_storage, state_backend
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.channels import Channel, LocalChannel, LoopChannel, Pipe, SocketChannel
+from exactlyonce.engines.local.in_step import Group, InStep
 from exactlyonce.engines.local.inputs import (
     ALIGNED,
     BATCH_RECORDS_MAX,
@@ -136,6 +137,8 @@ class WorkerParts:
     subtasks: list[Subtask] = field(default_factory=list)
     """In the plan's order: upstream subtasks first."""
     sources: list[SourceInput] = field(default_factory=list)
+    groups: dict[str, Group] = field(default_factory=dict)
+    """The sources that are read in step, by the first of them."""
     writers: list[SinkWriter] = field(default_factory=list)
     sockets: list[SocketChannel] = field(default_factory=list)
     outgoing: list[SocketChannel] = field(default_factory=list)
@@ -360,6 +363,11 @@ class _Builder:
         decoder = SourceDecoder(node.id, source, notes, before, skips=start.spec.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
+        if decoder.times is not None and source.event_time is not None:
+            graph, drift_ms = self.plan.graph, source.event_time.max_drift_ms
+            group = self.parts.groups.setdefault(graph.group_of(node.id), Group())
+            holds = any(after.timed is not None and after.timed.holds_records for after in graph.after(node))
+            read.in_step = InStep(decoder.times, drift_ms, self.parts.activity.now_s, group, divides=holds)
         self.inputs.append(read)
         self.parts.sources.append(read)
 

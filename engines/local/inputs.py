@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Channel, LoopChannel
+from exactlyonce.engines.local.in_step import InStep
 from exactlyonce.engines.local.messages import WatermarkOf
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import RestoredEdge
@@ -164,6 +165,9 @@ def snapshot_budget_s(records_s: float) -> float:
     return max(0.008, min(2 * records_s, 0.02), records_s / 2)
 
 
+WATERMARK_RECORDS = 4 * BATCH_RECORDS_MAX
+"""So many records of a backlog come between two watermarks, unless `TICK_S` is over: each makes operators look for what
+is due, which costs less for more at once."""
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
 
@@ -243,6 +247,8 @@ class SourceInput:
     stopped: bool = False
     held: bool = False
     """Whether to hand out barriers only: a store is behind."""
+    in_step: InStep | None = None
+    """Says what to take, where records have times."""
     records: int = 0
     """Messages handed out."""
     due_s: float = 0.0
@@ -251,6 +257,8 @@ class SourceInput:
     def __post_init__(self) -> None:
         self._phase = f"reading source {self.name!r}"
         self._drained = False
+        self._untold = 0
+        """Records since the last look at the watermark."""
         self._ticks_s = 0.0
         """The time of the next look at the clock and at idle splits."""
         self._behind = True
@@ -284,11 +292,19 @@ class SourceInput:
             return self.barrier()
         if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
             return watermark
-        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.activity.now_s()) < self.due_s:
+        in_step, rests = self.in_step, self.stopped or self.reader.idle
+        if rests and in_step is not None:
+            in_step.rests()
+        if not room or rests or self.held or (now_s := self.activity.now_s()) < self.due_s:
+            return None
+        if in_step is not None and not in_step.may_go():
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
-        messages = self.reader.poll(count, 0.0)  # other fetched messages stay in the client
+        divide = in_step.divide if in_step is not None and in_step.divides else None
+        messages = self.reader.poll(count, 0.0, divide)
+        if in_step is not None:
+            in_step.took(len(messages), count)
         if len(messages) < count:
             self.due_s, self._behind = now_s + GATHER_S, False
         if not messages:
@@ -320,7 +336,13 @@ class SourceInput:
     def processed(self) -> Watermark | None:
         self.slices.processed()
         times = self.decoder.times
-        return None if times is None else times.advanced(self.activity.now_s())
+        if times is None:
+            return None
+        self._untold += self.slices.count
+        if self.slices.count == BATCH_RECORDS_MAX and self._untold < WATERMARK_RECORDS:
+            return None
+        self._untold = 0
+        return times.advanced(self.activity.now_s())
 
     @property
     def watermark(self) -> WatermarkOf | None:
@@ -333,7 +355,8 @@ class SourceInput:
             return WatermarkOf(times.watermark, True)
         position = next(each for each in self.reader.positions() if each.partition == slowest)
         at = position.in_cluster or position
-        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]")
+        waits = "; it waits for slower sources" if self.in_step is not None and self.in_step.waits else ""
+        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]{waits}")
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX

@@ -137,6 +137,16 @@ class AttemptWorkers:
     ready: set[int] = field(default_factory=set)
     finished: set[tuple[str, int]] = field(default_factory=set)
     """The subtasks of sources that have reached their targets."""
+    in_step: dict[int, dict[str, int]] = field(default_factory=dict)
+    """`Progress.in_step` by worker."""
+
+    def elsewhere(self, subtask: int) -> dict[str, int]:
+        """The lowest of them, by group, of all workers but *subtask*."""
+        lowest: dict[str, int] = {}
+        for worker, by_group in self.in_step.items():
+            for group, watermark in by_group.items() if worker != subtask else ():
+                lowest[group] = min(watermark, lowest.get(group, watermark))
+        return lowest
 
 
 class Agenda:
@@ -405,9 +415,19 @@ class Job:
             case msg.Progress():
                 self.report.progress(message)
                 self._feed(events.Room(message.subtask, has_room=not message.full))
+                self._keep_in_step(message)
             case msg.WorkerFailed(_, name, error_text):
                 text = self.options.client.redact(error_text)
                 self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))
+
+    def _keep_in_step(self, progress: msg.Progress) -> None:
+        """Tell the other workers how far sources are that wait for each other."""
+        attempt, others = self._attempt, [each for each in self.host.workers if each.subtask != progress.subtask]
+        before = {worker.subtask: attempt.elsewhere(worker.subtask) for worker in others}
+        attempt.in_step[progress.subtask] = progress.in_step
+        for worker in others:
+            if (lowest := attempt.elsewhere(worker.subtask)) != before[worker.subtask]:
+                worker.tell(msg.Elsewhere(lowest))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
         if fingerprint != self.plan.graph.fingerprint():

@@ -79,6 +79,13 @@ class Hold(msgspec.Struct, tag=True):
     held: bool
 
 
+class Elsewhere(msgspec.Struct, tag=True):
+    """Coordinator to worker: how far the other workers are with sources that are read in step with its own."""
+
+    lowest: dict[str, int]
+    """The lowest watermark, in ms, by group; a group that is not here waits for none of them."""
+
+
 class Shutdown(msgspec.Struct, tag=True):
     """Coordinator to worker: nothing is open and nothing more will come. End."""
 
@@ -156,6 +163,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The seconds in each operator and the records that came to it."""
     watermarks: dict[str, WatermarkOf] = {}
     """Of sources and operators with event time, by id."""
+    in_step: dict[str, int] = {}
+    """The lowest watermark of sources that others wait for, by group; see `engines.local.in_step`."""
     late: dict[str, int] = {}
     """The late records by operator."""
     busiest: str = ""
@@ -204,7 +213,7 @@ class AllWritten(msgspec.Struct, tag=True):
     subtask: int
 
 
-ToWorker = Start | Trigger | Granted | CheckpointFinalized | Hold | Shutdown
+ToWorker = Start | Trigger | Granted | CheckpointFinalized | Hold | Elsewhere | Shutdown
 ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | Occupied | WorkerFailed | AllWritten
 
 _HEADER = struct.Struct("<I")

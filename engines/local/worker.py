@@ -28,6 +28,7 @@ from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.faults import place_of
 from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
+from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
@@ -111,6 +112,7 @@ class ProgressReport:
             unwritten=parts.unwritten,
             operators={name: (took_s, self._activity.records[name]) for name, took_s in self._activity.seconds.items()},
             watermarks=parts.watermarks,
+            in_step={name: group.lowest_ms for name, group in parts.groups.items() if group.lowest_ms < END_OF_TIME},
             late={operator.id: operator.late for operator in parts.timed if operator.late},
             busiest=busiest,
             busiest_ms=busiest_ms,
@@ -258,6 +260,9 @@ class Worker:
                     task.operators.answers.asks_alone = False
             case msg.Hold(held):
                 self._held = held
+            case msg.Elsewhere(lowest):
+                for name, group in self.parts.groups.items():
+                    group.hear(lowest.get(name, END_OF_TIME), self.activity.now_s())
             case msg.Shutdown():
                 self._running = False
 

@@ -244,6 +244,13 @@ def origins_of(operator: str, groups: Sequence[int], slots: Sequence[int]) -> Or
     return Origins(names, [None], array("H", bytes(2 * len(slots))), array("i", groups), array("q", slots))
 
 
+def origins_at(topics: Sequence[str], partitions: Sequence[int], offsets: Sequence[int]) -> Origins:
+    """The origins of records with these coordinates; see `coordinates_of`."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(topics))}
+    columns = array("H", map(places.__getitem__, topics)), array("i", partitions), array("q", offsets)
+    return Origins([*places], [None] * len(places), *columns)
+
+
 def coordinates_of(origins: Sequence[Origin]) -> tuple[list[str], Sequence[int], Sequence[int]]:
     """The topics, partitions and offsets of *origins*, as columns."""
     if isinstance(origins, Origins):

@@ -89,7 +89,7 @@ class SourceTimes:
         """The time since which each quiet split has had no record."""
         self._looked_s = 0.0
         """The time of the last look which splits are idle."""
-        self._resting = set[int]()
+        self.resting = set[int]()
         """The splits that hold back nothing: idle ones, and those that have ended."""
         self._raised: dict[int, int] = {}
         """The floors of splits that were idle, for the order log."""
@@ -138,14 +138,14 @@ class SourceTimes:
         """The floor of *split*, which is no longer idle."""
         self._quiet_since_s.pop(split, None)
         floor = self.floors[split] = self.floor_of(split)
-        if split in self._resting:
-            self._resting.remove(split)
+        if split in self.resting:
+            self.resting.remove(split)
             self._raised[split] = floor
         return floor
 
     def floor_of(self, split: int) -> int:
         floor = self.floors.get(split, self._lowest)
-        return max(floor, self.watermark) if split in self._resting else floor
+        return max(floor, self.watermark) if split in self.resting else floor
 
     def found(self, split: int) -> None:
         """*split* is read from now on. It begins at the watermark, so that this does not fall."""
@@ -172,7 +172,7 @@ class SourceTimes:
             return ()
         if now_s - self._looked_s > PAUSE_S:
             return quiet
-        return self._silent(now_s).intersection(quiet) - self._resting
+        return self._silent(now_s).intersection(quiet) - self.resting
 
     def _silent(self, now_s: float) -> set[int]:
         """The splits that have been quiet for long enough to be idle."""
@@ -192,18 +192,18 @@ class SourceTimes:
         since_s, self._looked_s = self._quiet_since_s, now_s + min(asked_s, PAUSE_S)
         self._splits = [position.partition for position in positions]
         ended = {position.partition for position in positions if position.ended}
-        for split in self._resting - ended - set(quiet):
+        for split in self.resting - ended - set(quiet):
             self._wake(split)
         self._quiet_since_s = {
-            split: now_s if behind and split not in self._resting else since_s.get(split, now_s)
+            split: now_s if behind and split not in self.resting else since_s.get(split, now_s)
             for split in (*quiet, *ended)
         }
-        self._resting |= ended | self._silent(now_s)
+        self.resting |= ended | self._silent(now_s)
 
     def advanced(self, now_s: float) -> Watermark | None:
         """The watermark at *now_s*, if it is another one than the last."""
         splits = self._splits
-        floors = [self.floors.get(split, self._lowest) for split in splits if split not in self._resting]
+        floors = [self.floors.get(split, self._lowest) for split in splits if split not in self.resting]
         idle = not floors
         if not idle:
             watermark = min(floors)
@@ -220,9 +220,15 @@ class SourceTimes:
         return told
 
     @property
+    def reached(self) -> int:
+        """The watermark as of the last record, without the clock."""
+        floors = [self.floors.get(split, self._lowest) for split in self._splits if split not in self.resting]
+        return max(self.watermark, min(floors, default=NO_WATERMARK))
+
+    @property
     def slowest(self) -> int | None:
         """The split that holds the watermark back; None: none does."""
-        active = [split for split in self._splits if split not in self._resting]
+        active = [split for split in self._splits if split not in self.resting]
         return min(active, key=lambda split: self.floors.get(split, self._lowest), default=None)
 
     # --- along an order log ---------------------------------------------------------------------------------------

@@ -30,12 +30,12 @@ OPERATORS: dict[type[Timed], Any] = join_operators.OPERATORS
 
 @pytest.fixture(autouse=True, scope="module")
 def small_memory() -> Iterator[None]:
-    """Records get into the table soon, they are in many buckets, and few are many."""
+    """Records get into the table soon, and are in many buckets and blocks."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (join_operators, ordering):
             patch.setattr(module, "UNWRITTEN_MAX", 12)
         patch.setattr(ordering, "_BUCKET_BITS", 3)
-        patch.setattr(join_operators, "_FEW", 1)
+        patch.setattr(ordering, "_BLOCK_BITS", 5)
         yield
 
 

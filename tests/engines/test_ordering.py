@@ -25,9 +25,11 @@ SPECS = [InOrder(), Deduplicate("30ms"), Deduplicate("50ms"), Deduplicate("1ms")
 
 @pytest.fixture(autouse=True)
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records get into the table soon, and are in many buckets."""
+    """Records get into the table soon, and are in many buckets and blocks."""
     monkeypatch.setattr(ordering, "UNWRITTEN_MAX", 12)
+    monkeypatch.setattr(ordering, "GIVEN_MAX", 5)
     monkeypatch.setattr(ordering, "_BUCKET_BITS", 3)
+    monkeypatch.setattr(ordering, "_BLOCK_BITS", 5)
 
 
 def operator_of(
@@ -122,7 +124,26 @@ def test_a_run_after_a_drain_goes_on_after_the_last_result_and_remembers_it(
     if in_table:
         operator.settle()
     advance(operator, END_OF_TIME, 1)
+    operator.settle()
     later = operator_of(spec, results, late, table=operator.table)
     later(as_batch([Arrived(2, "a", 12, -99), Arrived(3, "a", 39, -99), Arrived(4, "a", 40, -99)]))
     advance(later, 100, 1)
     assert ([record.id for record in results], [record.id for record in late]) == (given_ids, late_ids)
+
+
+@pytest.mark.parametrize("spec", [InOrder(), Deduplicate("1h")], ids=str)
+def test_a_barrier_writes_a_state_for_each_key_group_and_never_for_each_record(
+    spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordering, "UNWRITTEN_MAX", 1_000)
+    monkeypatch.setattr(ordering, "GIVEN_MAX", 1_000)
+    results: list[Any] = []
+    operator = operator_of(spec, results, [])
+    operator(as_batch([Arrived(number, f"key {number}", 2 + number % 28, -99) for number in range(100)]))
+    operator.settle()
+    groups = {group_of(f"key {number}") for number in range(100)}
+    assert [slot for slot, _, _ in operator.table.items()] == [29] * len(groups), "what waits"
+    advance(operator, 31, 1)
+    operator.settle()
+    remembered = len(groups) if isinstance(spec, Deduplicate) else 0
+    assert (len(results), len([*operator.table.items()])) == (100, remembered), "what was given"

@@ -1,0 +1,152 @@
+"""Reading in step: the splits of a source, and sources whose records meet, go on together in event time.
+
+What is far ahead of the rest would only wait as state for the watermark. So a subtask takes the records of the split
+that is furthest behind first. A split whose records have not come yet is waited for by those that are more than
+`max_drift` ahead of it, and by no one where it is at its end, idle, or has given nothing for `WAIT_MAX_S`. Sources that
+reach one operator with event time wait for each other likewise: exactly within a worker, and by what the coordinator
+passes on between workers. None of it decides what is late, or any result; what waits in a source is no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+
+from exactlyonce.engines.runtime.source_decoder import SourceTimes
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
+
+WAIT_MAX_S = 5.0
+"""The time without any record for which a split, or a source, is waited for."""
+_TURNS = 16
+"""A batch is divided in about so many turns."""
+
+
+@dataclass
+class Group:
+    """The sources of one worker whose records meet."""
+
+    members: list[InStep] = field(default_factory=list)
+    _elsewhere_ms: int = END_OF_TIME
+    _advance_ms: int = 0
+    """How far that was from the value before it."""
+    _heard_s: float = 0.0
+
+    def hear(self, elsewhere_ms: int, now_s: float) -> None:
+        """The lowest watermark of the sources of other workers that are waited for has become *elsewhere_ms*;
+        `END_OF_TIME`: there are none."""
+        known = NO_WATERMARK < self._elsewhere_ms < END_OF_TIME
+        self._advance_ms = max(0, elsewhere_ms - self._elsewhere_ms) if known else 0
+        self._elsewhere_ms, self._heard_s = elsewhere_ms, now_s
+
+    def elsewhere_ms(self, now_s: float) -> int:
+        """About the lowest that they may have now: what is heard is some time old, in which they went on as before."""
+        if now_s >= self._heard_s + WAIT_MAX_S:
+            return END_OF_TIME
+        return min(self._elsewhere_ms + 2 * self._advance_ms, END_OF_TIME)
+
+    @property
+    def lowest_ms(self) -> int:
+        """The lowest watermark of those of this worker that others wait for; `END_OF_TIME`: there are none."""
+        return min((each.times.reached for each in self.members if each.awaited), default=END_OF_TIME)
+
+
+@dataclass
+class InStep:
+    """Divides among its splits what a subtask takes of a source."""
+
+    times: SourceTimes
+    max_drift_ms: int | None
+    """None: waits for nobody."""
+    now_s: Callable[[], float]
+    group: Group = field(default_factory=Group)
+    divides: bool = True
+    """Whether its splits are read in step, which costs something: windows keep no records, and need it less."""
+    waits: bool = False
+    """Whether it waits for other sources."""
+
+    def __post_init__(self) -> None:
+        self.group.members.append(self)
+        self._gave_s = self.now_s()
+        """The last time when it gave a record, or was at its end."""
+        self._has_more, self._keeps, self._awaits = True, False, False
+        self._awaited_s: dict[int, float] = {}
+        """The splits of which no fetched record is left, and since when."""
+        self._ms_a_record: dict[int, float] = {}
+        """The event time between two records, by split."""
+        self._given: list[tuple[int, int, int]] = []
+        """Split, records and floor before of the last batch."""
+
+    # --- for other sources ----------------------------------------------------------------------------------------
+
+    def rests(self) -> None:
+        """It reads nothing here: nobody waits for it."""
+        self._has_more = self._keeps = self._awaits = self.waits = False
+
+    @property
+    def awaited(self) -> bool:
+        """Whether others may wait for it: records are known or may be on their way."""
+        return (self._has_more or self._awaits) and self.now_s() < self._gave_s + WAIT_MAX_S
+
+    def may_go(self) -> bool:
+        """Whether it is not too far ahead of other sources to take records."""
+        drift_ms, mine = self.max_drift_ms, self.times.reached
+        self.waits = drift_ms is not None and (
+            mine > self.group.elsewhere_ms(self.now_s()) + drift_ms
+            or any(
+                mine > other.times.reached + (0 if other._has_more else drift_ms)
+                for other in self.group.members
+                if other is not self and other.awaited
+            )
+        )
+        return not self.waits
+
+    def took(self, records: int, asked: int) -> None:
+        """It has taken *records* of *asked*."""
+        self._has_more = self._keeps or records == asked
+        if records or not self._awaits:
+            self._gave_s = self.now_s()
+
+    # --- its splits -----------------------------------------------------------------------------------------------
+
+    def divide(self, fetched: Mapping[int, int], expected: Collection[int], records_max: int) -> list[tuple[int, int]]:
+        """The (split, count) to take now, *records_max* at most, of the *fetched* records of each split. *expected*:
+        the splits without any that are not known to be at their end."""
+        self._learn()
+        limit, floor_of = self._limit(expected), self.times.floor_of
+        ahead = [(floor_of(split), split) for split in fetched]
+        heapify(ahead)
+        turn = max(1, records_max // _TURNS) if len(fetched) > 1 else records_max
+        left, counts = records_max, dict[int, int]()
+        while left and ahead and ahead[0][0] <= limit:
+            time, split = ahead[0]
+            taken = counts.get(split, 0)
+            count = min(turn, left, fetched[split] - taken)
+            counts[split], left = taken + count, left - count
+            if time == NO_FLOOR or counts[split] == fetched[split]:
+                heappop(ahead)
+            elif (ms_a_record := self._ms_a_record.get(split)) is None:
+                break  # the next batch knows how far it has come
+            else:
+                heapreplace(ahead, (time + int(ms_a_record * count), split))
+        self._given = [(split, count, floor_of(split)) for split, count in counts.items()]
+        kept = (split for split in fetched if fetched[split] > counts.get(split, 0))
+        self._keeps = any(floor_of(split) <= limit for split in kept)
+        return [*counts.items()]
+
+    def _learn(self) -> None:
+        """How dense the records of the last batch were."""
+        for split, count, before in self._given:
+            if before != NO_FLOOR:
+                self._ms_a_record[split] = (self.times.floor_of(split) - before) / count
+        self._given = []
+
+    def _limit(self, expected: Collection[int]) -> int:
+        """The floor above which a split waits for those of *expected*."""
+        now_s, since_s = self.now_s(), self._awaited_s
+        self._awaited_s = {split: since_s.get(split, now_s) for split in expected if split not in self.times.resting}
+        awaited = [split for split, since in self._awaited_s.items() if now_s < since + WAIT_MAX_S]
+        self._awaits = bool(awaited)
+        if self.max_drift_ms is None or not awaited:
+            return END_OF_TIME
+        return min(map(self.times.floor_of, awaited)) + self.max_drift_ms
