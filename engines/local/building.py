@@ -363,8 +363,8 @@ class _Builder:
         decoder = SourceDecoder(node.id, source, notes, before, skips=start.spec.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
         read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
-        if decoder.times is not None and source.event_time is not None:
-            graph, drift_ms = self.plan.graph, source.event_time.max_drift_ms
+        if decoder.times is not None:
+            graph, drift_ms = self.plan.graph, decoder.times.max_drift_ms
             group = self.parts.groups.setdefault(graph.group_of(node.id), Group())
             holds = any(after.timed is not None and after.timed.holds_records for after in graph.after(node))
             read.in_step = InStep(decoder.times, drift_ms, self.parts.activity.now_s, group, divides=holds)

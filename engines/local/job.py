@@ -422,7 +422,10 @@ class Job:
 
     def _keep_in_step(self, progress: msg.Progress) -> None:
         """Tell the other workers how far sources are that wait for each other."""
-        attempt, others = self._attempt, [each for each in self.host.workers if each.subtask != progress.subtask]
+        attempt = self._attempt
+        if progress.in_step == attempt.in_step.get(progress.subtask, {}):
+            return
+        others = [each for each in self.host.workers if each.subtask != progress.subtask]
         before = {worker.subtask: attempt.elsewhere(worker.subtask) for worker in others}
         attempt.in_step[progress.subtask] = progress.in_step
         for worker in others:

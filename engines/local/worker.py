@@ -112,7 +112,7 @@ class ProgressReport:
             unwritten=parts.unwritten,
             operators={name: (took_s, self._activity.records[name]) for name, took_s in self._activity.seconds.items()},
             watermarks=parts.watermarks,
-            in_step={name: group.lowest_ms for name, group in parts.groups.items() if group.lowest_ms < END_OF_TIME},
+            in_step={name: low for name, group in parts.groups.items() if (low := group.lowest_ms) < END_OF_TIME},
             late={operator.id: operator.late for operator in parts.timed if operator.late},
             busiest=busiest,
             busiest_ms=busiest_ms,

@@ -9,7 +9,7 @@ right ones, each by (time, topic, partition, offset).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice, product, repeat
@@ -41,6 +41,7 @@ from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup, Pair,
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling
 from exactlyonce.state.backend import Table
+from exactlyonce.state.batches import append_each
 
 J = TypeVar("J", IntervalJoin, AsOf)
 
@@ -89,8 +90,6 @@ Partner = tuple[int, Any]
 """(time, record)."""
 _time: Callable[[Partner], int] = itemgetter(0)
 Segments = defaultdict[int, list[bytes]]
-_append: Callable[[Any, Any], None] = list.append
-_exhaust = deque[Any](maxlen=0).extend
 
 
 def _between(entries: Any, earliest: int, latest: int) -> list[Partner]:
@@ -242,7 +241,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
                 entries.append(entry)
             else:
                 insort(entries, entry, key=_time)
-        _exhaust(map(_append, map(segments.__getitem__, [time // segment_ms for time in times]), keys))
+        append_each(segments, [time // segment_ms for time in times], keys)
         self._count_unwritten += len(keys)
         if self._count_unwritten > UNWRITTEN_MAX:
             self.settle()

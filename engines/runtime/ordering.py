@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,6 +25,7 @@ from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.timed import Deduplicate, InOrder, Timed
 from exactlyonce.state.backend import TimedTable
+from exactlyonce.state.batches import append_each
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -259,8 +260,6 @@ Given = tuple[bytes, bytes]
 """A block of the keys of records that were given, an array in msgpack, and of their times, an int64 each."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode_keys = msgspec.msgpack.Decoder(list[bytes]).decode
-_append: Callable[[Any, Any], None] = list.append
-_exhaust = deque[Any](maxlen=0).extend
 
 
 @dataclass(slots=True)
@@ -335,8 +334,8 @@ class Deduplicator(Sorter):
         groups, keys, times = self._new
         places = list(zip(self.spec.slots(times), groups, strict=True))
         keys_of, times_of = (defaultdict[tuple[int, int], list[Any]](list) for _ in range(2))
-        _exhaust(map(_append, map(keys_of.__getitem__, places), keys))
-        _exhaust(map(_append, map(times_of.__getitem__, places), times))
+        append_each(keys_of, places, keys)
+        append_each(times_of, places, times)
         for slot, group in keys_of:
             self._written.setdefault(slot, []).append(keys_of[slot, group])
         lasting = [place for place in keys_of if place[0] > self._over]

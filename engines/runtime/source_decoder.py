@@ -70,6 +70,7 @@ class SourceTimes:
         """*rules* hold for the interval that is read; see `Manifest.rules`."""
         self._time = event_time.function
         self._idle_ms, self._ahead_ms = event_time.idle_ms, event_time.ahead_ms
+        self.max_drift_ms = event_time.max_drift_ms
         self._below_ms = int(rules >= LATE_BELOW_LATEST)
         """How far a floor lies below the number beside Sn."""
         self._behind_ms = event_time.disorder_ms + self._below_ms
@@ -202,8 +203,7 @@ class SourceTimes:
 
     def advanced(self, now_s: float) -> Watermark | None:
         """The watermark at *now_s*, if it is another one than the last."""
-        splits = self._splits
-        floors = [self.floors.get(split, self._lowest) for split in splits if split not in self.resting]
+        splits, floors = self._splits, self._active_floors
         idle = not floors
         if not idle:
             watermark = min(floors)
@@ -222,8 +222,12 @@ class SourceTimes:
     @property
     def reached(self) -> int:
         """The watermark as of the last record, without the clock."""
-        floors = [self.floors.get(split, self._lowest) for split in self._splits if split not in self.resting]
-        return max(self.watermark, min(floors, default=NO_WATERMARK))
+        return max(self.watermark, min(self._active_floors, default=NO_WATERMARK))
+
+    @property
+    def _active_floors(self) -> list[int]:
+        """The floors of the splits that hold back others."""
+        return [self.floors.get(split, self._lowest) for split in self._splits if split not in self.resting]
 
     @property
     def slowest(self) -> int | None:
