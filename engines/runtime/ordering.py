@@ -352,7 +352,7 @@ class Deduplicator(Sorter):
         return (_encode(keys), state[1] + given[1], *state[2:])
 
     def _end(self, limit: int) -> None:
-        self._over = limit
+        self._over = max(self._over, limit)  # the last that waits in a drain may be below
         for slot in sorted(slot for slot in self._written if slot <= limit):
             for keys in self._written.pop(slot):
                 self._forget(keys, slot - self.spec.within_ms + 1)
