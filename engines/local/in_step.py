@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
 
 from exactlyonce.engines.runtime.source_decoder import SourceTimes
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR, NO_WATERMARK
@@ -33,8 +34,9 @@ class Group:
     _heard_s: float = 0.0
 
     def hear(self, elsewhere_ms: int, now_s: float) -> None:
-        """The lowest watermark of the sources of other workers that are waited for has become *elsewhere_ms*;
-        `END_OF_TIME`: there are none."""
+        """The lowest watermark of the sources of other workers that are waited for has become *elsewhere_ms*, another
+        one than before; `END_OF_TIME`: there are none. One that stays is not told again, for a worker that is there
+        but does not go on is waited for no longer than one that is silent: for `WAIT_MAX_S`."""
         known = NO_WATERMARK < self._elsewhere_ms < END_OF_TIME
         self._advance_ms = max(0, elsewhere_ms - self._elsewhere_ms) if known else 0
         self._elsewhere_ms, self._heard_s = elsewhere_ms, now_s
@@ -49,6 +51,48 @@ class Group:
     def lowest_ms(self) -> int:
         """The lowest watermark of those of this worker that others wait for; `END_OF_TIME`: there are none."""
         return min((each.times.reached for each in self.members if each.awaited), default=END_OF_TIME)
+
+
+_NONE = (END_OF_TIME, -1)
+
+
+class _Lowest(NamedTuple):
+    """The lowest watermark of a group, the worker that has it, and the lowest of the other workers."""
+
+    ms: int = END_OF_TIME
+    worker: int = -1
+    of_others_ms: int = END_OF_TIME
+
+    def elsewhere_ms(self, worker: int) -> int:
+        return self.of_others_ms if worker == self.worker else self.ms
+
+
+class LowestWatermarks:
+    """The lowest watermark of each group by worker, as the coordinator knows it; `END_OF_TIME`: nobody waits for it."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, dict[int, int]] = {}
+        self._lowest: dict[str, _Lowest] = {}
+        """What the workers were told."""
+
+    def report(self, worker: int, lowest_ms: Mapping[str, int], workers: Collection[int]) -> dict[int, dict[str, int]]:
+        """Take what *worker* reports, by group. Returns what changes by it for each other one of *workers*: the lowest
+        of all but itself, of these groups alone."""
+        changes: dict[int, dict[str, int]] = {}
+        for group in {*lowest_ms, *(group for group, known in self._by_group.items() if worker in known)}:
+            known = self._by_group.setdefault(group, {})
+            if (watermark := lowest_ms.get(group, END_OF_TIME)) == known.get(worker, END_OF_TIME):
+                continue
+            known[worker] = watermark
+            before = self._lowest.get(group, _Lowest())
+            (ms, first), (of_others_ms, _), *_ = [*sorted((ms, one) for one, ms in known.items()), _NONE, _NONE]
+            lowest = self._lowest[group] = _Lowest(ms, first, of_others_ms)
+            if lowest == before:
+                continue
+            for other in workers:
+                if other != worker and (elsewhere_ms := lowest.elsewhere_ms(other)) != before.elsewhere_ms(other):
+                    changes.setdefault(other, {})[group] = elsewhere_ms
+        return changes
 
 
 @dataclass

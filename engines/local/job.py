@@ -26,6 +26,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.in_step import LowestWatermarks
 from exactlyonce.engines.local.reporting import Report
 from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
 from exactlyonce.engines.options import RunOptions
@@ -137,16 +138,8 @@ class AttemptWorkers:
     ready: set[int] = field(default_factory=set)
     finished: set[tuple[str, int]] = field(default_factory=set)
     """The subtasks of sources that have reached their targets."""
-    in_step: dict[int, dict[str, int]] = field(default_factory=dict)
-    """`Progress.in_step` by worker."""
-
-    def elsewhere(self, subtask: int) -> dict[str, int]:
-        """The lowest of them, by group, of all workers but *subtask*."""
-        lowest: dict[str, int] = {}
-        for worker, by_group in self.in_step.items():
-            for group, watermark in by_group.items() if worker != subtask else ():
-                lowest[group] = min(watermark, lowest.get(group, watermark))
-        return lowest
+    lowest_watermarks: LowestWatermarks = field(default_factory=LowestWatermarks)
+    """Of sources that wait for each other."""
 
 
 class Agenda:
@@ -422,15 +415,10 @@ class Job:
 
     def _keep_in_step(self, progress: msg.Progress) -> None:
         """Tell the other workers how far sources are that wait for each other."""
-        attempt = self._attempt
-        if progress.in_step == attempt.in_step.get(progress.subtask, {}):
-            return
-        others = [each for each in self.host.workers if each.subtask != progress.subtask]
-        before = {worker.subtask: attempt.elsewhere(worker.subtask) for worker in others}
-        attempt.in_step[progress.subtask] = progress.in_step
-        for worker in others:
-            if (lowest := attempt.elsewhere(worker.subtask)) != before[worker.subtask]:
-                worker.tell(msg.Elsewhere(lowest))
+        workers = {worker.subtask: worker for worker in self.host.workers}
+        changes = self._attempt.lowest_watermarks.report(progress.subtask, progress.lowest_watermarks, workers)
+        for subtask, lowest in changes.items():
+            workers[subtask].tell(msg.Elsewhere(lowest))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
         if fingerprint != self.plan.graph.fingerprint():

@@ -91,7 +91,7 @@ class Elsewhere(msgspec.Struct, tag=True):
     """Coordinator to worker: how far the other workers are with sources that are read in step with its own."""
 
     lowest: dict[str, int]
-    """The lowest watermark, in ms, by group; a group that is not here waits for none of them."""
+    """The lowest watermark, in ms, of each group in which it has changed; `END_OF_TIME`: it waits for none of them."""
 
 
 class Shutdown(msgspec.Struct, tag=True):
@@ -171,8 +171,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The seconds in each operator and the records that came to it."""
     watermarks: dict[str, WatermarkOf] = {}
     """Of sources and operators with event time, by id."""
-    in_step: dict[str, int] = {}
-    """The lowest watermark of sources that others wait for, by group; see `engines.local.in_step`."""
+    lowest_watermarks: dict[str, int] = {}
+    """Of sources that others wait for, by group; see `engines.local.in_step`."""
     late: dict[str, int] = {}
     """The late records by operator."""
     busiest: str = ""

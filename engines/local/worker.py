@@ -112,7 +112,9 @@ class ProgressReport:
             unwritten=parts.unwritten,
             operators={name: (took_s, self._activity.records[name]) for name, took_s in self._activity.seconds.items()},
             watermarks=parts.watermarks,
-            in_step={name: low for name, group in parts.groups.items() if (low := group.lowest_ms) < END_OF_TIME},
+            lowest_watermarks={
+                name: lowest_ms for name, group in parts.groups.items() if (lowest_ms := group.lowest_ms) < END_OF_TIME
+            },
             late={operator.id: operator.late for operator in parts.timed if operator.late},
             busiest=busiest,
             busiest_ms=busiest_ms,
@@ -261,8 +263,8 @@ class Worker:
             case msg.Hold(held):
                 self._held = held
             case msg.Elsewhere(lowest):
-                for name, group in self.parts.groups.items():
-                    group.hear(lowest.get(name, END_OF_TIME), self.activity.now_s())
+                for name, lowest_ms in lowest.items():
+                    self.parts.groups[name].hear(lowest_ms, self.activity.now_s())
             case msg.Shutdown():
                 self._running = False
 

@@ -16,9 +16,10 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import Consumers, KafkaReader, exact_consumer
 from exactlyonce.connectors.source import ReaderContext
-from exactlyonce.engines.local.in_step import WAIT_MAX_S, Group, InStep
+from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.in_step import WAIT_MAX_S, Group, InStep, LowestWatermarks
 from exactlyonce.engines.local.inputs import Pace, Slices, SourceInput
-from exactlyonce.engines.local.job import AttemptWorkers
+from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
@@ -212,10 +213,57 @@ def test_a_backlog_is_read_in_step(kafka: Any, topic_name: str) -> None:
 
 
 def test_what_a_worker_hears_of_the_others() -> None:
-    """The lowest of each group, but for what it reads itself."""
-    workers = AttemptWorkers(cast(Any, None))
-    workers.in_step = {0: {"a": 5, "b": 9}, 1: {"a": 3}, 2: {"a": 4}}
-    assert [workers.elsewhere(number) for number in range(3)] == [{"a": 3}, {"a": 4, "b": 9}, {"a": 3, "b": 9}]
+    """The lowest of each group that has changed, but for what it reads itself."""
+    lowest, workers = LowestWatermarks(), range(3)
+    assert lowest.report(0, {"a": 5, "b": 9}, workers) == {1: {"a": 5, "b": 9}, 2: {"a": 5, "b": 9}}
+    assert lowest.report(1, {"a": 3}, workers) == {0: {"a": 3}, 2: {"a": 3}}
+    assert lowest.report(2, {"a": 4}, workers) == {1: {"a": 4}}
+    assert lowest.report(2, {"a": 4}, workers) == {}
+    assert lowest.report(0, {"a": 7, "b": 9}, workers) == {}, "it is not the lowest for anyone"
+    assert lowest.report(1, {"a": 6}, workers) == {0: {"a": 4}, 2: {"a": 6}}
+    assert lowest.report(0, {}, workers) == {1: {"b": END_OF_TIME}, 2: {"b": END_OF_TIME}}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_worker_has_heard_the_lowest_of_all_others(seed: int) -> None:
+    rng, lowest = random.Random(seed), LowestWatermarks()
+    reports = [dict[str, int]() for _ in range(rng.randint(1, 5))]
+    heard = [dict[str, int]() for _ in reports]
+    for _ in range(100):
+        worker = rng.randrange(len(reports))
+        reports[worker] = {group: rng.randrange(9) for group in "abc" if rng.random() < 0.7}
+        for other, changes in lowest.report(worker, reports[worker], range(len(reports))).items():
+            assert other != worker
+            assert all(heard[other].get(group, END_OF_TIME) != ms for group, ms in changes.items())
+            heard[other] |= changes
+        for number, known in enumerate(heard):
+            others = reports[:number] + reports[number + 1 :]
+            for group in "abc":
+                expected = min(report.get(group, END_OF_TIME) for report in [*others, {}])
+                assert known.get(group, END_OF_TIME) == expected
+
+
+def test_groups_do_not_disturb_each_other() -> None:
+    """What changes in one group neither slows another one down nor keeps it waiting for a silent worker."""
+    now, lowest, groups = [100.0], LowestWatermarks(), {"a": Group(), "b": Group()}
+    start: Any = SimpleNamespace(subtask=0)
+    clients: Any = SimpleNamespace(monotonic_s=lambda: now[0])
+    worker = Worker(cast(Any, None), start, clients, Activity(lambda: now[0]))
+    worker.parts = cast(Any, SimpleNamespace(groups=groups))
+
+    def tell(subtask: int, lowest_ms: dict[str, int]) -> None:
+        worker._obey(msg.Elsewhere(lowest.report(subtask, lowest_ms, range(3)).get(0, {})))
+
+    tell(1, {"a": 0})
+    tell(2, {"b": 0})
+    tell(2, {"b": 50_000})
+    assert groups["b"].elsewhere_ms(now[0]) == 150_000
+    for second in range(int(WAIT_MAX_S)):
+        tell(1, {"a": 1_000 * (1 + second)})
+        assert groups["b"].elsewhere_ms(now[0]) == 150_000
+        now[0] += 1.0
+    assert groups["a"].elsewhere_ms(now[0]) == 7_000
+    assert groups["b"].elsewhere_ms(now[0]) == END_OF_TIME
 
 
 def test_which_sources_meet() -> None:
