@@ -286,8 +286,8 @@ class CatchUp:
             self._subtasks_max = _refuse_too_wide(physical, connections)
 
     def choose_parallelism(self, executors: Executors) -> None:
-        """Unless the parallelism is known, take one unit for each core."""
-        if self.parallelism is None:
+        """Unless the parallelism is known, or there is nothing to read, take one unit for each core."""
+        if self.parallelism is None and (self.follow or self.no_output or self.records != 0):
             self.parallelism = default_parallelism(executors.cores(), self._subtasks_max, self.progress.note)
             self.options = replace(self.options, parallelism=self.parallelism)
 
