@@ -67,7 +67,8 @@ def _row(history: History, manifest: Manifest) -> dict[str, Any]:
         "triggered_at": _utc(manifest.triggered_at_ms), "completed_at": _utc(manifest.completed_at_ms),
         "finalized_at": None if mark is None else _utc(mark.at_ms), "incarnation": manifest.incarnation,
         "parallelism": manifest.parallelism,
-        "records_out": sum(output.records for output in (*manifest.committables, *manifest.staged)),
+        "records_out": sum(output.records for output in manifest.committables)
+        + sum(output.records for output in manifest.staged),
         "state_bytes": manifest.state_bytes, "written_bytes": manifest.written_bytes,
         "next_offsets": [dict(zip(_OFFSET.names, offset, strict=True)) for offset in offsets],
     }  # fmt: skip
