@@ -251,16 +251,18 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         return (self._fired if self.drains else self.watermark) - self._after[side]
 
     def _drop_over(self) -> None:
-        """Drop the unwritten entries of the segments that are over; the only one of a key is in its segment."""
+        """Drop the unwritten entries of the segments that are over. A key may have later ones since it was named."""
         for side, segments in enumerate(self._segments):
             over, unwritten = self._over(side), self._unwritten[side]
             for number in [number for number in segments if (number + 1) * self._segment_ms <= over]:
                 keys = segments.pop(number)
                 gone = list(map(unwritten.pop, keys, repeat(None)))
                 self._count_unwritten -= len(gone) - gone.count(None)
-                for key, entries in compress(zip(keys, gone, strict=True), [type(one) is list for one in gone]):
-                    left = entries[bisect_right(entries, over, key=_time) :]
-                    self._count_unwritten -= len(entries) - 1 - len(left)
+                may_stay = [one is not None and (type(one) is list or one[0] > over) for one in gone]
+                for key, entries in compress(zip(keys, gone, strict=True), may_stay):
+                    several = entries if type(entries) is list else [entries]
+                    left = several[bisect_right(several, over, key=_time) :]
+                    self._count_unwritten -= len(several) - 1 - len(left)
                     if left:
                         unwritten[key] = left
 

@@ -389,6 +389,7 @@ class SourceDecoder:
     def _timed(self, source_times: SourceTimes, batch: Batch, runs: Runs | None) -> Batch:
         """*batch* with times and floors, without the records that have no usable time. *runs* None: look at them."""
         if not batch.records:
+            batch.times = []
             return batch
         try:
             times = source_times.times(batch.records, self._decoder.times_ms(batch.origins))
