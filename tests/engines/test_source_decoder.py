@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from confluent_kafka import Message
 
-from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce import EventTime
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
