@@ -50,7 +50,7 @@ class Group:
     @property
     def lowest_ms(self) -> int:
         """The lowest watermark of those of this worker that others wait for; `END_OF_TIME`: there are none."""
-        return min((each.times.reached for each in self.members if each.awaited), default=END_OF_TIME)
+        return min((each.reached for each in self.members if each.awaited), default=END_OF_TIME)
 
 
 _NONE = (END_OF_TIME, -1)
@@ -113,7 +113,11 @@ class InStep:
         self.group.members.append(self)
         self._gave_s = self.now_s()
         """The last time when it gave a record, or was at its end."""
-        self._has_more, self._keeps, self._awaits = True, False, False
+        self._has_more, self._keeps = True, False
+        self._awaits = set[int]()
+        """The splits without a fetched record that are waited for."""
+        self._fetched = set[int]()
+        """The splits with one."""
         self._awaited_s: dict[int, float] = {}
         """The splits of which no fetched record is left, and since when."""
         self._ms_a_record: dict[int, float] = {}
@@ -125,20 +129,28 @@ class InStep:
 
     def rests(self) -> None:
         """It reads nothing here: nobody waits for it."""
-        self._has_more = self._keeps = self._awaits = self.waits = False
+        self._has_more = self._keeps = self.waits = False
+        self._awaits = set()
 
     @property
     def awaited(self) -> bool:
         """Whether others may wait for it: records are known or may be on their way."""
-        return (self._has_more or self._awaits) and self.now_s() < self._gave_s + WAIT_MAX_S
+        return (self._has_more or bool(self._awaits)) and self.now_s() < self._gave_s + WAIT_MAX_S
+
+    @property
+    def reached(self) -> int:
+        """How far it is in event time: as its furthest split behind of those that have more records, whether or not the
+        watermark waits for others, which may be empty."""
+        splits = self._fetched | self._awaits
+        return max(self.times.watermark, min(map(self.times.floor_of, splits))) if splits else self.times.reached
 
     def may_go(self) -> bool:
         """Whether it is not too far ahead of other sources to take records."""
-        drift_ms, mine = self.max_drift_ms, self.times.reached
+        drift_ms, mine = self.max_drift_ms, self.reached
         self.waits = drift_ms is not None and (
             mine > self.group.elsewhere_ms(self.now_s()) + drift_ms
             or any(
-                mine > other.times.reached + (0 if other._has_more else drift_ms)
+                mine > other.reached + (0 if other._has_more else drift_ms)
                 for other in self.group.members
                 if other is not self and other.awaited
             )
@@ -173,6 +185,7 @@ class InStep:
                 break  # the next batch knows how far it has come
             else:
                 heapreplace(ahead, (time + int(ms_a_record * count), split))
+        self._fetched = {*fetched}
         self._given = [(split, count, floor_of(split)) for split, count in counts.items()]
         kept = (split for split in fetched if fetched[split] > counts.get(split, 0))
         self._keeps = any(floor_of(split) <= limit for split in kept)
@@ -189,8 +202,7 @@ class InStep:
         """The floor above which a split waits for those of *expected*."""
         now_s, since_s = self.now_s(), self._awaited_s
         self._awaited_s = {split: since_s.get(split, now_s) for split in expected if split not in self.times.resting}
-        awaited = [split for split, since in self._awaited_s.items() if now_s < since + WAIT_MAX_S]
-        self._awaits = bool(awaited)
+        awaited = self._awaits = {split for split, since in self._awaited_s.items() if now_s < since + WAIT_MAX_S}
         if self.max_drift_ms is None or not awaited:
             return END_OF_TIME
         return min(map(self.times.floor_of, awaited)) + self.max_drift_ms

@@ -135,6 +135,19 @@ def test_sources_that_meet_go_on_together() -> None:
     assert (dense.fetched, sparse.fetched) == ({}, {}), "one that is at its end holds up no other"
 
 
+@pytest.mark.parametrize("empty", [(1,), (0,), (0, 1)], ids=str)
+def test_an_empty_split_changes_nothing_for_other_sources(empty: tuple[int, ...]) -> None:
+    """The watermark of its source waits for it, and the other source does not, nor does it run ahead."""
+    now, group = [100.0], Group()
+    readings = [Reading([every_ms, 1] if number in empty else [every_ms], now, group)
+                for number, every_ms in enumerate((1, 10))]  # fmt: skip
+    dense, sparse = readings
+    dense.fetched, sparse.fetched = {0: 500_000}, {0: 50_000}
+    while dense.fetched and sparse.fetched:
+        assert dense.take(500, ended=[1]) + sparse.take(500, ended=[1]), "one of them goes on"
+        assert abs(dense.read[0] - 10 * sparse.read[0]) <= 2 * 500 * 10
+
+
 def test_a_source_that_gives_nothing_is_waited_for_a_while() -> None:
     now, group = [100.0], Group()
     there, away = Reading([1], now, group), Reading([1], now, group)
