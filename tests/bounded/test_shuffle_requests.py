@@ -101,7 +101,7 @@ def test_a_receiver_asks_each_sender_once(senders: int, frames: int, storage: Co
 
 def test_what_is_merged_fits_into_memory(storage: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges that do not are fetched in pieces, of which each sender has two at most, and the frame in hand."""
-    senders, piece = 40, 100_000
+    senders, piece = 40, 100_000  # a range of two pieces is one request
     monkeypatch.setattr(staging, "MERGED_BYTES", 2 * senders * piece)
     files = sent_by(senders, 50, 20_000)
     useful = held = 0
@@ -113,6 +113,10 @@ def test_what_is_merged_fits_into_memory(storage: Counted, monkeypatch: pytest.M
     assert held <= senders * (2 * piece + 20_000)
     assert len(storage.ranges) == 11 * senders + 1
     assert storage.fetched < 1.01 * useful
+    storage.ranges.clear()
+    with closing(StagedFiles()) as reading:
+        assert sum(map(len, received(storage, sent_by(senders, 9, 20_000), reading))) == senders * 180_000
+    assert len(storage.ranges) == senders + 1
 
 
 def test_outputs_are_asked_for_ahead(storage: Counted, monkeypatch: pytest.MonkeyPatch) -> None:

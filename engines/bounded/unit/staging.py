@@ -408,7 +408,12 @@ class StagedFiles:
     def merged(self, places: Sequence[StagedRange]) -> list[Frames]:
         """The frames of each of *places*, which are taken together: a piece or two of each are in memory."""
         piece_bytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, MERGED_BYTES // max(1, 2 * len(places))))
-        return [Frames(_RangeReader(self, place, piece_bytes)) for place in places]
+
+        def pieces(place: StagedRange) -> int:
+            """A range of two pieces is one request: both would be in memory."""
+            return piece_bytes if place.end - place.start > 2 * piece_bytes else 2 * piece_bytes
+
+        return [Frames(_RangeReader(self, place, pieces(place))) for place in places]
 
     def in_turn(self, places: Iterable[StagedRange]) -> Iterator[Frames]:
         """The frames of each of *places*, which are taken one after the other: the next ones are asked for."""
