@@ -165,7 +165,7 @@ class AsOf(Timed):
     how: str = "left"
     changelog: bool = False
     """Whether the versions are values of `Record`, as in a table."""
-    holds_records = True
+    holds_records = of_several_keys = True
 
     @property
     def problems(self) -> list[str]:

@@ -47,6 +47,11 @@ class Timed(ABC):
         return False
 
     @property
+    def of_several_keys(self) -> bool:
+        """Whether a state has entries of several keys of a key group."""
+        return False
+
+    @property
     @abstractmethod
     def problems(self) -> list[str]:
         """The mistakes, each with its remedy."""
@@ -136,7 +141,7 @@ def _migrated(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 class InOrder(Timed):
     """Gives the records of a key by time. A slot is the last time in its blocks of records."""
 
-    holds_records = True
+    holds_records = of_several_keys = True
 
     @property
     def problems(self) -> list[str]:
@@ -162,6 +167,7 @@ class Deduplicate(Timed):
 
     within: Duration
     order: Order | Any = "time"
+    of_several_keys = True
 
     @property
     def holds_records(self) -> bool:
