@@ -538,7 +538,8 @@ def _silent(manifest: Manifest) -> Iterator[str]:
         if silent:
             yield (
                 f"source {source!r}: no record has come from {', '.join(silent)}, so its watermark has not begun, and "
-                f"what waits for it stays in the state: a longer run goes on after idle= of the source, or with --drain"
+                f"what waits for it stays in the state: a longer run goes on once idle= of the source is over, unless "
+                f"that is None, and a run with --drain at its end"
             )
 
 
