@@ -67,6 +67,11 @@ class ReaderClients(Protocol):
         """The `connectors.kafka.reader.Consumers` of a subtask that reads *topic*; *client*: see `ReadsTopic`."""
 
 
+Divide = Callable[[Mapping[int, int], Collection[int], int], list[tuple[int, int]]]
+"""Chooses the records of a batch: (fetched count by split, splits with none that may have more, records_max) -> (split,
+count)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReaderContext:
     """The arguments of a reader."""
@@ -78,11 +83,9 @@ class ReaderContext:
     """The offset by split, of all subtasks, at which the source is finished, unless the split ends before; None: only
     the end of all splits finishes it."""
     clients: ReaderClients
-
-
-Divide = Callable[[Mapping[int, int], Collection[int], int], list[tuple[int, int]]]
-"""Divides a batch among splits: of the records fetched, by split, and the splits that have none and are not known to be
-at their end, it makes the (split, count) to return now, at most so many in all."""
+    divide: Divide | None = None
+    """Chooses the records of each batch, for a reader that fetches ahead from several splits; it may be ignored. None:
+    records are returned as they come."""
 
 
 class SourceReader(Protocol):
@@ -99,9 +102,8 @@ class SourceReader(Protocol):
         """Read another split too, from *start* on; nothing happens if it is read already. If it has ended, it is gone
         from the source: leave it out of the positions from now on."""
 
-    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> Sequence[Any]:
-        """The next records, as `RawRecord`: *records_max* at most. Waits up to *timeout_s* for the first. A reader that
-        has fetched records of several splits lets *divide* choose among them.
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
+        """The next records, as `RawRecord`: *records_max* at most. Waits up to *timeout_s* for the first.
 
         Raises `Halt` if the next records were removed, `TopicError` if the source is gone. Waits out an outage.
         """

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import Divide, LogRead, RangeContext, ReaderContext, SplitFinder
+from exactlyonce.connectors.source import LogRead, RangeContext, ReaderContext, SplitFinder
 from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.codec import codec_for
 from exactlyonce.pipeline.dead_letters import DeadLetter, OnError
@@ -289,7 +289,7 @@ class SplitsReader:
             self._positions[start.partition] = start
             self._unended.append(start.partition)
 
-    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> Sequence[Any]:
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
         self.runs = []
         parts: list[Any] = []
         runs: list[Run] = []

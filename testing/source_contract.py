@@ -134,11 +134,12 @@ class SourceContract(Contract):
             positions=self.beginning() if positions is None else positions,
             targets={target.partition: target.offset for target in targets} or None,
             clients=self.clients(),
+            divide=self.divide,
         )
         reader = self.readable().open_reader(context)
         self._to_close.append(reader)
         reader.open()
-        return Following(reader, SourceDecoder(SOURCE, self.readable()), self.text_of, self.divide)
+        return Following(reader, SourceDecoder(SOURCE, self.readable()), self.text_of)
 
     def filled(self, count: int = 20) -> None:
         """Append *count* records to every split."""
@@ -453,15 +454,13 @@ class SourceContract(Contract):
 class Following:
     """A reader and the records that it has returned."""
 
-    def __init__(
-        self, reader: SourceReader, decoder: SourceDecoder, text_of: Callable[[Any], str], divide: Divide | None = None
-    ) -> None:
-        self.reader, self._decoder, self._text_of, self._divide = reader, decoder, text_of, divide
+    def __init__(self, reader: SourceReader, decoder: SourceDecoder, text_of: Callable[[Any], str]) -> None:
+        self.reader, self._decoder, self._text_of = reader, decoder, text_of
         self.records: list[str] = []
 
     def raw(self, records_max: int) -> Sequence[Any]:
         """One batch, undecoded."""
-        return self.reader.poll(records_max, 0.05, self._divide)
+        return self.reader.poll(records_max, 0.05)
 
     def poll(self, records_max: int) -> list[str]:
         """One batch."""

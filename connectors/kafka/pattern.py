@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset, TopicSplit
 from exactlyonce.connectors.kafka.range_reader import SourceRange
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.connectors.kafka.topics import Topic, Topics
-from exactlyonce.connectors.source import Divide, RangeContext, ReaderContext, RecordDecoder
+from exactlyonce.connectors.source import RangeContext, ReaderContext, RecordDecoder
 from exactlyonce.connectors.splits import SplitBatch, SplitRecord, parts_of
 from exactlyonce.pipeline.dead_letters import DeadLetter
 from exactlyonce.pipeline.errors import TopicError
@@ -114,7 +114,8 @@ class PatternReader(KafkaReader):
         self._numbers: dict[tuple[str | None, int | None], int] = {}
         self._is_bounded = context.targets is not None
         config, make = context.clients.consumers(place)
-        super().__init__(context.source, place, {}, context.targets or {}, config, topic_id="", make=make)
+        targets, divide = context.targets or {}, context.divide
+        super().__init__(context.source, place, {}, targets, config, topic_id="", make=make, divide=divide)
         for position in context.positions:
             self._note(position)
 
@@ -142,8 +143,8 @@ class PatternReader(KafkaReader):
     def splits_of(self, messages: Iterable[Message]) -> list[int]:
         return [self._numbers[message.topic(), message.partition()] for message in messages]
 
-    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> Sequence[Any]:
-        messages = super().poll(records_max, timeout_s, divide)
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
+        messages = super().poll(records_max, timeout_s)
         return TopicRecords(list(messages), self._start_of) if messages else []
 
     def _start_of(self, message: Message) -> SourceOffset:

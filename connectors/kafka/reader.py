@@ -154,6 +154,60 @@ def exact_consumer(config: Mapping[str, Any]) -> Consumer:
     )
 
 
+class FetchBuffer:
+    """What was fetched and not returned, where a batch is divided. It does no I/O: the reader pauses and resumes."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, list[Message]] = {}
+        """By partition, of those that have any; to be read only."""
+        self._bytes = 0
+        self.paused = set[int]()
+        """The partitions of which nothing is fetched now: enough is."""
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """The number of messages by partition."""
+        return {split: len(messages) for split, messages in self.messages.items()}
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether no more needs to be fetched, unless a partition has none."""
+        return self._bytes >= FETCHED_BYTES_MAX or sum(map(len, self.messages.values())) >= 2 * LOOK_RECORDS
+
+    def add(self, messages: Sequence[Message], runs: Iterable[tuple[int, int]]) -> None:
+        """Keep *messages*, whose (split, count) are *runs*."""
+        end = 0
+        for split, count in runs:
+            end += count
+            self.messages.setdefault(split, []).extend(messages[end - count : end])
+        self._bytes += _size_of(messages)
+
+    def take(self, runs: Iterable[tuple[int, int]]) -> list[Message]:
+        """Take out the first messages of each split, as many as *runs* say."""
+        taken: list[Message] = []
+        for split, count in runs:
+            messages = self.messages[split]
+            taken += messages[:count]
+            del messages[:count]
+            if not messages:
+                del self.messages[split]
+        self._bytes -= _size_of(taken)
+        return taken
+
+    def pause(self) -> set[int]:
+        """The partitions to pause: those that have some, if that is much. The client forgets what more it had fetched
+        of them."""
+        more = self.messages.keys() - self.paused if self._bytes >= FETCHED_BYTES_MAX else set[int]()
+        self.paused |= more
+        return more
+
+    def resume(self) -> set[int]:
+        """The partitions to resume: paused ones of which little is left."""
+        few = {split for split in self.paused if len(self.messages.get(split, ())) < LOOK_RECORDS}
+        self.paused -= few
+        return few
+
+
 @dataclass
 class KafkaReader:
     """Reads *topic*; `poll` hands out messages in order within each partition, whose topic is *place*."""
@@ -175,6 +229,8 @@ class KafkaReader:
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(partition, count) of the last batch, in order."""
     make: Callable[[Mapping[str, Any]], Consumer] = exact_consumer
+    divide: Divide | None = field(kw_only=True, default=None)
+    """Chooses the records of each batch, of those that were fetched; None: they are returned as they come."""
     _consumer: Consumer | None = None
     _unfinished: set[int] = field(default_factory=set)
 
@@ -185,11 +241,7 @@ class KafkaReader:
         """The partitions whose end the client has met, and of which it has fetched nothing since."""
         self._met: dict[int, int] = {}
         """The end of those of them that `offsets` has not passed."""
-        self._fetched: dict[int, list[Message]] = {}
-        """What was fetched and not returned, where a batch is divided, by partition."""
-        self._fetched_bytes = 0
-        self._paused = set[int]()
-        """The partitions of which nothing is fetched now: enough is."""
+        self._buffer = FetchBuffer()
 
     def open(self) -> None:
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
@@ -246,15 +298,21 @@ class KafkaReader:
     def finished(self) -> bool:
         return bool(self.targets) and not self._unfinished
 
-    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> Sequence[Any]:
+    @property
+    def _client(self) -> Consumer:
+        """The consumer, once a partition is read."""
+        assert self._consumer is not None
+        return self._consumer
+
+    def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
         """Up to *records_max* messages; waits up to *timeout_s* for the first. Sets `runs` and moves `offsets`."""
         self.runs = []
         if self._consumer is None:
             return []
-        if divide is None:
-            messages, runs = self._fetch(self._consumer, records_max, timeout_s)
+        if self.divide is None:
+            messages, runs = self._fetch(records_max, timeout_s)
         else:
-            messages, runs = self._divided(self._consumer, records_max, timeout_s, divide)
+            messages, runs = self._divided(self.divide, records_max, timeout_s)
         end = 0
         for partition, count in runs:
             end += count
@@ -263,70 +321,55 @@ class KafkaReader:
             self.epochs[partition] = epoch_of(messages[end - 1])
             if partition in self._unfinished and offset >= self.targets[partition]:
                 self._unfinished.discard(partition)
-        if passed := [split for split in self._met if split not in self._fetched]:
-            self._pass_invisible(self._consumer, passed)
+        if passed := [split for split in self._met if split not in self._buffer.messages]:
+            self._pass_invisible(passed)
         return at_place(messages, self.topic, self.place)
 
     def _divided(
-        self, consumer: Consumer, records_max: int, timeout_s: float, divide: Divide
+        self, divide: Divide, records_max: int, timeout_s: float
     ) -> tuple[list[Message], list[tuple[int, int]]]:
         """The messages that *divide* chooses of those that were fetched, and their runs."""
-        fetched, expected = self._fetched, self._expected(consumer)
+        buffer, missing = self._buffer, self._missing_splits()
         for look in range(LOOKS_MAX):
-            enough = self._fetched_bytes >= FETCHED_BYTES_MAX or sum(map(len, fetched.values())) >= 2 * LOOK_RECORDS
-            if not expected and (look or enough):
+            if not missing and (look or buffer.has_enough):
                 break
-            messages, runs = self._fetch(consumer, LOOK_RECORDS, timeout_s if look == 0 else 0.0)
-            end = 0
-            for split, count in runs:
-                end += count
-                fetched.setdefault(split, []).extend(messages[end - count : end])
-            self._fetched_bytes += _size_of(messages)
-            self._pause(consumer)
-            expected = self._expected(consumer)
+            messages, runs = self._fetch(LOOK_RECORDS, timeout_s if look == 0 else 0.0)
+            buffer.add(messages, runs)
+            if more := buffer.pause():
+                self._client.pause(self._partitions(more))
+            missing = self._missing_splits()
             if not messages:
                 break
-        runs = divide({split: len(kept) for split, kept in fetched.items()}, expected, records_max)
-        chosen: list[Message] = []
-        for split, count in runs:
-            chosen += fetched[split][:count]
-            del fetched[split][:count]
-            if not fetched[split]:
-                del fetched[split]
-        self._fetched_bytes -= _size_of(chosen)
-        self._resume(consumer)
+        runs = divide(buffer.counts, missing, records_max)
+        chosen = buffer.take(runs)
+        if few := buffer.resume():
+            self._client.resume(self._partitions(few))
         return chosen, runs
 
-    def _expected(self, consumer: Consumer) -> list[int]:
+    def _partitions(self, splits: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(*self.place_of(split)) for split in splits]
+
+    def _missing_splits(self) -> list[int]:
         """The partitions without a fetched message that are not known to be at their end."""
+        fetched = self._buffer.messages
         return [
             split
             for split in self.offsets
-            if split not in self._fetched and split not in self._at_end and not self._is_read(consumer, split)
+            if split not in fetched and split not in self._at_end and not self._is_read(split)
         ]
 
-    def _is_read(self, consumer: Consumer, split: int) -> bool:
+    def _is_read(self, split: int) -> bool:
         """Whether all visible records of a partition were returned, as far as is known without a request."""
-        _, end = consumer.get_watermark_offsets(TopicPartition(*self.place_of(split)), cached=True)
-        return 0 <= end <= self.offsets[split]
+        return 0 <= self._known_end(split) <= self.offsets[split]
 
-    def _pause(self, consumer: Consumer) -> None:
-        """Pause the partitions that have some, if that is much: the client forgets what more it had fetched of them."""
-        if self._fetched_bytes >= FETCHED_BYTES_MAX and (more := self._fetched.keys() - self._paused):
-            consumer.pause([TopicPartition(*self.place_of(split)) for split in more])
-            self._paused |= more
+    def _known_end(self, split: int) -> int:
+        """The end of a partition, as far as it is known without a request; less than 0: it is not."""
+        _, end = self._client.get_watermark_offsets(TopicPartition(*self.place_of(split)), cached=True)
+        return end
 
-    def _resume(self, consumer: Consumer) -> None:
-        """Go on with the partitions of which little is left."""
-        if over := {split for split in self._paused if len(self._fetched.get(split, ())) < LOOK_RECORDS}:
-            consumer.resume([TopicPartition(*self.place_of(split)) for split in over])
-            self._paused -= over
-
-    def _fetch(
-        self, consumer: Consumer, records_max: int, timeout_s: float
-    ) -> tuple[list[Message], list[tuple[int, int]]]:
+    def _fetch(self, records_max: int, timeout_s: float) -> tuple[list[Message], list[tuple[int, int]]]:
         """The next messages of the client, and their runs."""
-        messages = consumer.consume(records_max, timeout_s)
+        messages = self._client.consume(records_max, timeout_s)
         ends: list[tuple[Message, int]] = []
         if any(map(Message.error, messages)):
             messages = self._without_events(messages, ends)
@@ -342,10 +385,9 @@ class KafkaReader:
                 self._met[split] = offset_of(end)
         return messages, runs
 
-    def _pass_invisible(self, consumer: Consumer, splits: Sequence[int]) -> None:
+    def _pass_invisible(self, splits: Sequence[int]) -> None:
         """Go on after markers and aborted records at the ends of partitions, as the client has done."""
-        places = [TopicPartition(*self.place_of(split)) for split in splits]
-        for split, passed in zip(splits, consumer.position(places), strict=True):
+        for split, passed in zip(splits, self._client.position(self._partitions(splits)), strict=True):
             if passed.offset > self.offsets[split]:
                 self.offsets[split] = passed.offset
                 self.epochs[split] = -1 if passed.leader_epoch is None else passed.leader_epoch
@@ -371,7 +413,7 @@ class KafkaReader:
         topic, partition = message.topic() or self.topic, message.partition()
         where = self.name_of(topic) if partition is None or partition < 0 else f"{self.name_of(topic)}[{partition}]"
         split = self.split_of(topic, partition)
-        before = [*self._fetched.get(-1 if split is None else split, ()), *before]
+        before = [*self._buffer.messages.get(-1 if split is None else split, ()), *before]
         last = next((offset_of(m) for m in reversed(before) if (m.topic(), m.partition()) == (topic, partition)), None)
         read = self.offsets.get(-1 if split is None else split, min(self.offsets.values()))
         wanted = read if last is None else last + 1
@@ -420,9 +462,8 @@ class KafkaReader:
 
     def _watermarks(self, topic: str, partition: int) -> tuple[int, int] | None:
         """The first offset and the end, as the leader says now; None: it does not answer."""
-        assert self._consumer is not None
         try:
-            first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=HALT_TIMEOUT_S)
+            first, end = self._client.get_watermark_offsets(TopicPartition(topic, partition), timeout=HALT_TIMEOUT_S)
         except KafkaException:
             return None
         return first, end
@@ -432,7 +473,7 @@ class KafkaReader:
             return set()
         quiet = set[int]()
         for split in self.offsets:
-            if self.place_of(split) not in self._silence.missed and self._is_read(self._consumer, split):
+            if self.place_of(split) not in self._silence.missed and self._is_read(split):
                 quiet.add(split)
         asked = sorted(quiet & {*ask})
         ends = self._ends(asked) if asked else []
@@ -441,10 +482,9 @@ class KafkaReader:
     def _ends(self, splits: Sequence[int]) -> list[int]:
         """The ends of the partitions, as their leaders say now; -1: one does not answer. A leader answers after
         the fetch that waits there, so one request asks it about all of its partitions."""
-        assert self._consumer is not None
         latest = [TopicPartition(*self.place_of(split), OFFSET_END) for split in splits]
         try:
-            known = self._consumer.offsets_for_times(latest, ASK_TIMEOUT_S)
+            known = self._client.offsets_for_times(latest, ASK_TIMEOUT_S)
         except KafkaException:
             return [-1] * len(splits)
         return [partition.offset if partition.error is None else -1 for partition in known]
@@ -468,8 +508,8 @@ class KafkaReader:
         lags = {}
         for split, offset in self.offsets.items():
             topic, partition = self.place_of(split)
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
-            lags[self.name_of(topic), partition] = max(0, end - offset, self.targets.get(split, 0) - offset)
+            end = max(self._known_end(split), self.targets.get(split, 0))
+            lags[self.name_of(topic), partition] = max(0, end - offset)
         return lags
 
     def logs(self) -> tuple[()]:

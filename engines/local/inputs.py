@@ -24,8 +24,8 @@ from typing import NamedTuple, Protocol
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Channel, LoopChannel
-from exactlyonce.engines.local.in_step import InStep
 from exactlyonce.engines.local.messages import WatermarkOf
+from exactlyonce.engines.local.pacing import SourcePacing
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
@@ -247,8 +247,8 @@ class SourceInput:
     stopped: bool = False
     held: bool = False
     """Whether to hand out barriers only: a store is behind."""
-    in_step: InStep | None = None
-    """Says what to take, where records have times."""
+    pacing: SourcePacing | None = None
+    """Says when to take records, where these have times."""
     records: int = 0
     """Messages handed out."""
     due_s: float = 0.0
@@ -292,19 +292,18 @@ class SourceInput:
             return self.barrier()
         if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
             return watermark
-        in_step, rests = self.in_step, self.stopped or self.reader.idle
-        if rests and in_step is not None:
-            in_step.rests()
+        pacing, rests = self.pacing, self.stopped or self.reader.idle
+        if rests and pacing is not None:
+            pacing.rests()
         if not room or rests or self.held or (now_s := self.activity.now_s()) < self.due_s:
             return None
-        if in_step is not None and not in_step.may_go():
+        if pacing is not None and pacing.waits_for_sources:
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
-        divide = in_step.divide if in_step is not None and in_step.divides else None
-        messages = self.reader.poll(count, 0.0, divide)
-        if in_step is not None:
-            in_step.took(len(messages), count)
+        messages = self.reader.poll(count, 0.0)
+        if pacing is not None:
+            pacing.took(len(messages), count)
         if len(messages) < count:
             self.due_s, self._behind = now_s + GATHER_S, False
         if not messages:
@@ -355,8 +354,9 @@ class SourceInput:
             return WatermarkOf(times.watermark, True)
         position = next(each for each in self.reader.positions() if each.partition == slowest)
         at = position.in_cluster or position
-        waits = "; it waits for slower sources" if self.in_step is not None and self.in_step.waits else ""
-        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]{waits}")
+        waits = self.pacing is not None and not self.stopped and self.pacing.waits_for_sources
+        why = "; it waits for slower sources" if waits else ""
+        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]{why}")
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX

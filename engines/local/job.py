@@ -26,7 +26,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.in_step import LowestWatermarks
+from exactlyonce.engines.local.pacing import LowestWatermarks
 from exactlyonce.engines.local.reporting import Report
 from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
 from exactlyonce.engines.options import RunOptions
@@ -408,12 +408,12 @@ class Job:
             case msg.Progress():
                 self.report.progress(message)
                 self._feed(events.Room(message.subtask, has_room=not message.full))
-                self._keep_in_step(message)
+                self._pass_on_watermarks(message)
             case msg.WorkerFailed(_, name, error_text):
                 text = self.options.client.redact(error_text)
                 self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))
 
-    def _keep_in_step(self, progress: msg.Progress) -> None:
+    def _pass_on_watermarks(self, progress: msg.Progress) -> None:
         """Tell the other workers how far sources are that wait for each other."""
         workers = {worker.subtask: worker for worker in self.host.workers}
         changes = self._attempt.lowest_watermarks.report(progress.subtask, progress.lowest_watermarks, workers)

@@ -172,7 +172,7 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     watermarks: dict[str, WatermarkOf] = {}
     """Of sources and operators with event time, by id."""
     lowest_watermarks: dict[str, int] = {}
-    """Of sources that others wait for, by group; see `engines.local.in_step`."""
+    """Of sources that others wait for, by group; see `engines.local.pacing`."""
     late: dict[str, int] = {}
     """The late records by operator."""
     busiest: str = ""

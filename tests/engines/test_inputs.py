@@ -91,7 +91,7 @@ class Few:
         self.has, self.asked, self._clock = has, list[float](), clock
         self._taken = 0
 
-    def poll(self, records_max: int, timeout_s: float, divide: object = None) -> list[Any]:
+    def poll(self, records_max: int, timeout_s: float) -> list[Any]:
         self.runs: list[tuple[int, int]] = []
         self.asked.append(self._clock())
         lines = [Line(n) for n in range(min(self.has, records_max))]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.source import Divide, RangeContext, ReaderContext
+from exactlyonce.connectors.source import RangeContext, ReaderContext
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.source import Source
 from exactlyonce.testing import source_contract
@@ -66,7 +66,7 @@ class ListReader:
     def add(self, start: SourceOffset) -> None:
         self.at.setdefault(start.partition, start.offset)
 
-    def poll(self, records_max: int, timeout_s: float, divide: Divide | None = None) -> list[Line]:
+    def poll(self, records_max: int, timeout_s: float) -> list[Line]:
         found: list[Line] = []
         for split in sorted(self.at, key=lambda each: self.at[each]):
             offset = self.at[split]
@@ -254,7 +254,7 @@ class TestSourceOfThePage(contract_of_the_page()):  # type: ignore[misc]  # the 
 POLL, OPEN, FETCH, POSITIONS = ListReader.poll, ListSource.open_reader, Lists.fetch, ListReader.positions
 
 
-def _fetched(self: Any, records_max: int, timeout_s: float, divide: object) -> list[Line]:
+def _fetched(self: Any, records_max: int, timeout_s: float) -> list[Line]:
     found = POLL(self, records_max + 1, timeout_s)[:records_max]
     self.runs = [(split, len(list(run))) for split, run in groupby(line.split for line in found)]
     return found
@@ -269,7 +269,7 @@ def _reset(self: Any, source: str, split: int, offset: int, end: int) -> list[Li
     return FETCH(self, source, split, offset if first <= offset <= len(self.lines[split]) else first, end)
 
 
-def _shuffled(self: Any, records_max: int, timeout_s: float, divide: object) -> list[Line]:
+def _shuffled(self: Any, records_max: int, timeout_s: float) -> list[Line]:
     return POLL(self, records_max, timeout_s)[::-1]
 
 
@@ -304,7 +304,7 @@ MUTANTS = {
         ListReader, "finished", property(lambda self: bool(self.context.targets)), "targets", "It has finished before"),
     "it never finishes": Mutant(ListReader, "finished", False, "targets", "has not finished"),
     "batches of any length": Mutant(
-        ListReader, "poll", lambda self, most, wait, divide: POLL(self, most + 1, wait),
+        ListReader, "poll", lambda self, most, wait: POLL(self, most + 1, wait),
         "a_batch_is_as_long_as_it_may_be", "a barrier waits"),
     "the identity is left out": Mutant(
         ListReader, "positions",

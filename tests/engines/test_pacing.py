@@ -17,8 +17,8 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import Consumers, KafkaReader, exact_consumer
 from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.in_step import WAIT_MAX_S, Group, InStep, LowestWatermarks
 from exactlyonce.engines.local.inputs import Pace, Slices, SourceInput
+from exactlyonce.engines.local.pacing import WAIT_MAX_S, Group, LowestWatermarks, SourcePacing
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.batch import Batch
@@ -38,16 +38,17 @@ class Reading:
         self.times = SourceTimes(event_time)
         starts = [SourceOffset("in", "in", "id", split, 0) for split in range(len(every_ms))]
         self.times.rest(starts, [], 0.0, behind=True)
-        self.in_step = InStep(self.times, event_time.max_drift_ms, lambda: now[0], group or Group())
+        self.pacing = SourcePacing(self.times, event_time.max_drift_ms, lambda: now[0], group or Group())
+        self.pacing.group.members.append(self.pacing)
         self.every_ms, self.read = every_ms, [0] * len(every_ms)
         self.fetched: dict[int, int] = {}
 
     def take(self, records_max: int = 2_000, ended: Sequence[int] = ()) -> int:
         """Take a batch; returns the number of its records."""
-        if not self.in_step.may_go():
+        if self.pacing.waits_for_sources:
             return 0
-        expected = [split for split in range(len(self.read)) if split not in self.fetched and split not in ended]
-        runs = self.in_step.divide(self.fetched, expected, records_max)
+        missing = [split for split in range(len(self.read)) if split not in self.fetched and split not in ended]
+        runs = self.pacing.divide(self.fetched, missing, records_max)
         for split, count in runs:
             times = [self.every_ms[split] * (self.read[split] + number) for number in range(count)]
             self.times.late(times, [(split, count)])
@@ -56,7 +57,7 @@ class Reading:
         self.fetched = {split: count for split, count in self.fetched.items() if count}
         self.times.advanced(0.0)
         taken = sum(count for _, count in runs)
-        self.in_step.took(taken, records_max)
+        self.pacing.took(taken, records_max)
         return taken
 
     @property
@@ -155,12 +156,12 @@ def test_a_source_that_gives_nothing_is_waited_for_a_while() -> None:
     away.take()
     while there.take(ended=[0]):
         away.take()
-    assert there.in_step.waits
+    assert there.pacing.waits_for_sources
     assert there.times.watermark - away.times.watermark - DRIFT_MS <= 2_000
     now[0] += WAIT_MAX_S
     assert there.take()
-    assert not there.in_step.waits
-    away.in_step.rests()
+    assert not there.pacing.waits_for_sources
+    away.pacing.rests()
     assert there.take()
 
 
@@ -201,13 +202,13 @@ def test_a_backlog_is_read_in_step(kafka: Any, topic_name: str) -> None:
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     starts = [SourceOffset("in", topic, "id", split, 0) for split in ends]
     clients = SimpleNamespace(consumers=lambda *_: Consumers(config.confluent(), exact_consumer))
-    context = ReaderContext(source="in", positions=starts, targets=None, clients=clients)
-    reader = cast(KafkaReader, source.open_reader(context))
     decoder = SourceDecoder("in", source, before=starts)
     assert decoder.times is not None
+    pacing = SourcePacing(decoder.times, event_time.max_drift_ms, monotonic)
+    context = ReaderContext(source="in", positions=starts, targets=None, clients=clients, divide=pacing.divide)
+    reader = cast(KafkaReader, source.open_reader(context))
     activity, slices = Activity(monotonic), Slices(Pace(0.1, 4, 2_000), monotonic)
-    in_step = InStep(decoder.times, event_time.max_drift_ms, monotonic)
-    read = SourceInput("in", reader, decoder, lambda _: None, activity, slices, in_step=in_step)
+    read = SourceInput("in", reader, decoder, lambda _: None, activity, slices, pacing=pacing)
     drift_ms, deadline = 0, monotonic() + LIMIT_S
     reader.open()
     try:

@@ -1,4 +1,4 @@
-"""Reading in step: the splits of a source, and sources whose records meet, go on together in event time.
+"""Reading in step (Flink: watermark alignment): splits, and sources whose records meet, go on together in event time.
 
 What is far ahead of the rest would only wait as state for the watermark. So a subtask takes the records of the split
 that is furthest behind first. A split whose records have not come yet is waited for by those that are more than
@@ -27,7 +27,7 @@ _TURNS = 16
 class Group:
     """The sources of one worker whose records meet."""
 
-    members: list[InStep] = field(default_factory=list)
+    members: list[SourcePacing] = field(default_factory=list)
     _elsewhere_ms: int = END_OF_TIME
     _advance_ms: int = 0
     """How far that was from the value before it."""
@@ -42,7 +42,7 @@ class Group:
         self._elsewhere_ms, self._heard_s = elsewhere_ms, now_s
 
     def elsewhere_ms(self, now_s: float) -> int:
-        """About the lowest that they may have now: what is heard is some time old, in which they went on as before."""
+        """The estimated lowest watermark of other workers: the last report plus twice its last advance."""
         if now_s >= self._heard_s + WAIT_MAX_S:
             return END_OF_TIME
         return min(self._elsewhere_ms + 2 * self._advance_ms, END_OF_TIME)
@@ -50,10 +50,7 @@ class Group:
     @property
     def lowest_ms(self) -> int:
         """The lowest watermark of those of this worker that others wait for; `END_OF_TIME`: there are none."""
-        return min((each.reached for each in self.members if each.awaited), default=END_OF_TIME)
-
-
-_NONE = (END_OF_TIME, -1)
+        return min((member.reached for member in self.members if member.holds_back_sources), default=END_OF_TIME)
 
 
 class _Lowest(NamedTuple):
@@ -65,6 +62,9 @@ class _Lowest(NamedTuple):
 
     def elsewhere_ms(self, worker: int) -> int:
         return self.of_others_ms if worker == self.worker else self.ms
+
+
+_NONE = (END_OF_TIME, -1)
 
 
 class LowestWatermarks:
@@ -96,29 +96,25 @@ class LowestWatermarks:
 
 
 @dataclass
-class InStep:
-    """Divides among its splits what a subtask takes of a source."""
+class SourcePacing:
+    """Says how many records a subtask takes of each split of a source, and whether it takes any now."""
 
     times: SourceTimes
     max_drift_ms: int | None
     """None: waits for nobody."""
     now_s: Callable[[], float]
     group: Group = field(default_factory=Group)
-    divides: bool = True
-    """Whether its splits are read in step, which costs something: windows keep no records, and need it less."""
-    waits: bool = False
-    """Whether it waits for other sources."""
+    """Has it as a member."""
 
     def __post_init__(self) -> None:
-        self.group.members.append(self)
         self._gave_s = self.now_s()
         """The last time when it gave a record, or was at its end."""
-        self._has_more, self._keeps = True, False
-        self._awaits = set[int]()
+        self._has_more, self._has_kept = True, False
+        self._missing_splits = set[int]()
         """The splits without a fetched record that are waited for."""
-        self._fetched = set[int]()
+        self._fetched_splits = set[int]()
         """The splits with one."""
-        self._awaited_s: dict[int, float] = {}
+        self._missing_since_s: dict[int, float] = {}
         """The splits of which no fetched record is left, and since when."""
         self._ms_a_record: dict[int, float] = {}
         """The event time between two records, by split."""
@@ -129,47 +125,46 @@ class InStep:
 
     def rests(self) -> None:
         """It reads nothing here: nobody waits for it."""
-        self._has_more = self._keeps = self.waits = False
-        self._awaits = set()
+        self._has_more = self._has_kept = False
+        self._missing_splits = set()
 
     @property
-    def awaited(self) -> bool:
+    def holds_back_sources(self) -> bool:
         """Whether others may wait for it: records are known or may be on their way."""
-        return (self._has_more or bool(self._awaits)) and self.now_s() < self._gave_s + WAIT_MAX_S
+        return (self._has_more or bool(self._missing_splits)) and self.now_s() < self._gave_s + WAIT_MAX_S
 
     @property
     def reached(self) -> int:
         """How far it is in event time: as its furthest split behind of those that have more records, whether or not the
         watermark waits for others, which may be empty."""
-        splits = self._fetched | self._awaits
+        splits = self._fetched_splits | self._missing_splits
         return max(self.times.watermark, min(map(self.times.floor_of, splits))) if splits else self.times.reached
 
-    def may_go(self) -> bool:
-        """Whether it is not too far ahead of other sources to take records."""
-        drift_ms, mine = self.max_drift_ms, self.reached
-        self.waits = drift_ms is not None and (
-            mine > self.group.elsewhere_ms(self.now_s()) + drift_ms
+    @property
+    def waits_for_sources(self) -> bool:
+        """Whether it is too far ahead of other sources to take records."""
+        drift_ms, own_ms = self.max_drift_ms, self.reached
+        return drift_ms is not None and (
+            own_ms > self.group.elsewhere_ms(self.now_s()) + drift_ms
             or any(
-                mine > other.reached + (0 if other._has_more else drift_ms)
+                own_ms > other.reached + (0 if other._has_more else drift_ms)
                 for other in self.group.members
-                if other is not self and other.awaited
+                if other is not self and other.holds_back_sources
             )
         )
-        return not self.waits
 
     def took(self, records: int, asked: int) -> None:
         """It has taken *records* of *asked*."""
-        self._has_more = self._keeps or records == asked
-        if records or not self._awaits:
+        self._has_more = self._has_kept or records == asked
+        if records or not self._missing_splits:
             self._gave_s = self.now_s()
 
     # --- its splits -----------------------------------------------------------------------------------------------
 
-    def divide(self, fetched: Mapping[int, int], expected: Collection[int], records_max: int) -> list[tuple[int, int]]:
-        """The (split, count) to take now, *records_max* at most, of the *fetched* records of each split. *expected*:
-        the splits without any that are not known to be at their end."""
+    def divide(self, fetched: Mapping[int, int], missing: Collection[int], records_max: int) -> list[tuple[int, int]]:
+        """See `connectors.source.Divide`: the split that is furthest behind gives first."""
         self._learn()
-        limit, floor_of = self._limit(expected), self.times.floor_of
+        limit, floor_of = self._limit(missing), self.times.floor_of
         ahead = [(floor_of(split), split) for split in fetched]
         heapify(ahead)
         turn = max(1, records_max // _TURNS) if len(fetched) > 1 else records_max
@@ -185,10 +180,10 @@ class InStep:
                 break  # the next batch knows how far it has come
             else:
                 heapreplace(ahead, (time + int(ms_a_record * count), split))
-        self._fetched = {*fetched}
+        self._fetched_splits = {*fetched}
         self._given = [(split, count, floor_of(split)) for split, count in counts.items()]
         kept = (split for split in fetched if fetched[split] > counts.get(split, 0))
-        self._keeps = any(floor_of(split) <= limit for split in kept)
+        self._has_kept = any(floor_of(split) <= limit for split in kept)
         return [*counts.items()]
 
     def _learn(self) -> None:
@@ -198,11 +193,14 @@ class InStep:
                 self._ms_a_record[split] = (self.times.floor_of(split) - before) / count
         self._given = []
 
-    def _limit(self, expected: Collection[int]) -> int:
-        """The floor above which a split waits for those of *expected*."""
-        now_s, since_s = self.now_s(), self._awaited_s
-        self._awaited_s = {split: since_s.get(split, now_s) for split in expected if split not in self.times.resting}
-        awaited = self._awaits = {split for split, since in self._awaited_s.items() if now_s < since + WAIT_MAX_S}
+    def _limit(self, missing: Collection[int]) -> int:
+        """The floor above which a split waits for the *missing* ones."""
+        now_s, since_s = self.now_s(), self._missing_since_s
+        self._missing_since_s = {
+            split: since_s.get(split, now_s) for split in missing if split not in self.times.resting
+        }
+        awaited = {split for split, since in self._missing_since_s.items() if now_s < since + WAIT_MAX_S}
+        self._missing_splits = awaited
         if self.max_drift_ms is None or not awaited:
             return END_OF_TIME
         return min(map(self.times.floor_of, awaited)) + self.max_drift_ms
