@@ -299,19 +299,15 @@ class LogicalGraph:
             waiting += origins
         return above
 
-    def group_of(self, source: str) -> str:
-        """The first of the sources, *source* among them, whose event times meet in operators."""
-        return self._groups.get(source, source)
-
     @cached_property
-    def _groups(self) -> dict[str, str]:
-        """The first of its group by source."""
-        first = {node.id: node.id for node in self.sources}
+    def time_groups(self) -> dict[str, str]:
+        """The group of each source, named by its first source: sources that reach one timed operator."""
+        groups = {node.id: node.id for node in self.sources}
         for node in self.timed:
-            met = {first[id] for id in self.above(node.id, timing=True) & first.keys()}
-            lowest = next((id for id in first if id in met), "")
-            first = {id: lowest if of in met else of for id, of in first.items()}
-        return first
+            met = {groups[source] for source in self.above(node.id, timing=True) & groups.keys()}
+            first_met = next((source for source in groups if source in met), "")
+            groups = {source: first_met if group in met else group for source, group in groups.items()}
+        return groups
 
     @property
     def placing_sources(self) -> frozenset[str]:

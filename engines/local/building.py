@@ -373,7 +373,7 @@ class _Builder:
 
     def _pacing(self, node: Node, times: SourceTimes) -> SourcePacing:
         """The pacing of source *node*, within its group."""
-        group = self.parts.groups.setdefault(self.plan.graph.group_of(node.id), Group())
+        group = self.parts.groups.setdefault(self.plan.graph.time_groups[node.id], Group())
         pacing = SourcePacing(times, times.max_drift_ms, self.parts.activity.now_s, group)
         group.members.append(pacing)
         return pacing

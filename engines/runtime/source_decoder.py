@@ -145,8 +145,13 @@ class SourceTimes:
         return floor
 
     def floor_of(self, split: int) -> int:
-        floor = self.floors.get(split, self._lowest)
+        """The floor of the next record of *split*."""
+        floor = self._own_floor(split)
         return max(floor, self.watermark) if split in self.resting else floor
+
+    def _own_floor(self, split: int) -> int:
+        """The floor by the records of *split* alone."""
+        return self.floors.get(split, self._lowest)
 
     def found(self, split: int) -> None:
         """*split* is read from now on. It begins at the watermark, so that this does not fall."""
@@ -208,7 +213,7 @@ class SourceTimes:
         if not idle:
             watermark = min(floors)
         else:
-            watermark = max((self.floors.get(split, self._lowest) for split in splits), default=NO_WATERMARK)
+            watermark = max(map(self._own_floor, splits), default=NO_WATERMARK)
             if watermark != NO_WATERMARK and self._idle_ms is not None:
                 silent_ms = 1000 * (now_s - max(self._quiet_since_s.get(split, now_s) for split in splits))
                 watermark += int(silent_ms) if silent_ms >= self._idle_ms else 0
@@ -227,21 +232,20 @@ class SourceTimes:
     @property
     def _active_floors(self) -> list[int]:
         """The floors of the splits that hold back others."""
-        return [self.floors.get(split, self._lowest) for split in self._splits if split not in self.resting]
+        return [self._own_floor(split) for split in self._splits if split not in self.resting]
 
     @property
     def slowest(self) -> int | None:
         """The split that holds the watermark back; None: none does."""
         active = [split for split in self._splits if split not in self.resting]
-        return min(active, key=lambda split: self.floors.get(split, self._lowest), default=None)
+        return min(active, key=self._own_floor, default=None)
 
     # --- along an order log ---------------------------------------------------------------------------------------
 
     def follow(self, watermark: Watermark, *, may_end: bool) -> bool:
         """Take the *watermark* that an earlier run had here; False if that is not what its records give. It may be
         higher if splits were idle or had ended, as they can with *may_end*, and at the end of a drained source."""
-        floors = [self.floors.get(split, self._lowest) for split in self._splits]
-        derived = max(self.watermark, min(floors, default=NO_WATERMARK))
+        derived = max(self.watermark, min(map(self._own_floor, self._splits), default=NO_WATERMARK))
         if watermark.value < END_OF_TIME:
             self.watermark = max(self.watermark, watermark.value)
         may_be_higher = may_end or watermark.idle or self._idle_ms is not None or watermark.value == END_OF_TIME

@@ -290,4 +290,4 @@ def test_which_sources_meet() -> None:
     keyed["b"].window(Tumbling("1m")).aggregate("of-b", Count()).sink("b-out", KafkaSink("b"))
     keyed["d"].reduce("of-d", lambda one, other: other).sink("d-out", KafkaSink("d"))
     graph = pipeline.build()
-    assert {name: graph.group_of(name) for name in "abcd"} == {"a": "a", "b": "a", "c": "c", "d": "d"}
+    assert graph.time_groups == {"a": "a", "b": "a", "c": "c", "d": "d"}
