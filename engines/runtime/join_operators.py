@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch, coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
-from exactlyonce.engines.runtime.ordering import UNWRITTEN_MAX, Waiting
+from exactlyonce.engines.runtime.ordering import UNWRITTEN_MAX, HeldEntries
 from exactlyonce.engines.runtime.timed_operators import (
     SLICE_KEYS,
     Due,
@@ -216,10 +216,10 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         first, last = time + low + self._after[side], time + high + self._after[side] + self._width[side] - 1
         slots, found = self.table.slots_of(key), list[Partner]()
         for slot in slots[bisect_left(slots, first) : bisect_right(slots, last)]:
-            found += self._written(slot, key, side, time + low, time + high)
+            found += self._match_in_slot(slot, key, side, time + low, time + high)
         return found
 
-    def _written(self, slot: int, key: bytes, side: int, earliest: int, latest: int) -> list[Partner]:
+    def _match_in_slot(self, slot: int, key: bytes, side: int, earliest: int, latest: int) -> list[Partner]:
         """The entries of *side* in a slot from *earliest* to *latest*; they have a partner now."""
         entries = cast("State", self.table.get(slot, key))[side]
         near = [index for index, entry in enumerate(entries) if earliest <= entry[0] <= latest]
@@ -244,7 +244,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         append_each(segments, [time // segment_ms for time in times], keys)
         self._count_unwritten += len(keys)
         if self._count_unwritten > UNWRITTEN_MAX:
-            self.settle()
+            self._flush()
 
     def _over(self, side: int) -> int:
         """Entries up to here are over: no partner of theirs can come any more."""
@@ -268,6 +268,10 @@ class IntervalJoiner(Joiner[IntervalJoin]):
 
     def settle(self) -> None:
         Joiner.settle(self)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Bring the entries into the table that it does not have."""
         self._drop_over()
         for side, unwritten in enumerate(self._unwritten):
             over = self._over(side)
@@ -302,7 +306,7 @@ class IntervalJoiner(Joiner[IntervalJoin]):
 
     def _due(self) -> Iterator[Due[Results]]:
         if self.drains:  # a later run goes on after the last record
-            self.settle()
+            self._flush()
         self._drop_over()
         for slot in self.table.slots(self.watermark):
             groups = self.table.groups(slot)
@@ -350,17 +354,17 @@ def _versioned(state: State | None, versions: Sequence[Any]) -> State:
 
 @dataclass(slots=True)
 class AsOfJoiner(Joiner[AsOf]):
-    """Left records are `Waiting`. A key's versions have a slot, by (time, topic, partition, offset).
+    """Left records are `HeldEntries`. A key's versions have a slot, by (time, topic, partition, offset).
 
     A late version counts for records above its floor alone, for the others may have gone. A version is dropped once a
     later one counts for every record that may still come, and a deletion once no earlier version may come.
     """
 
-    _waiting: Waiting[EarlyLeft] = field(init=False)
+    _held: HeldEntries[EarlyLeft] = field(init=False)
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
-        self._waiting = Waiting(self.table, self.max_parallelism, _lefts, _with_lefts)
+        self._held = HeldEntries(self.table, self.max_parallelism, _turn, _lefts, _with_lefts)
 
     def left(self, batch: Batch) -> None:
         entered_s, count = self.activity.enter(self.id), len(batch.records)
@@ -382,10 +386,10 @@ class AsOfJoiner(Joiner[AsOf]):
         assert batch.times is not None
         assert batch.keys is not None
         columns = batch.times, batch.keys, *coordinates_of(batch.origins), floors, batch.records
-        self._waiting.add(list(zip(*columns, strict=True)))
+        self._held.add(list(zip(*columns, strict=True)))
 
     def settle(self) -> None:
-        self._waiting.settle()
+        self._held.settle()
 
     def right(self, batch: Batch) -> None:
         entered_s, count = self.activity.enter(self.id), len(batch.records)
@@ -441,11 +445,9 @@ class AsOfJoiner(Joiner[AsOf]):
 
     def _due(self) -> Iterator[Due[Results]]:
         watermark, known = min(self.watermark, VERSIONS - 1), dict[bytes, tuple[Any, Sequence[Any]]]()
-        waiting = self._waiting
-        for due in waiting.due(watermark, _turn):
-            for some in self._steps(len(due)):
-                results, waiting.count_given = self._answered(due[some], known), some.stop
-                yield Due(due[some][-1][0], len(results.records), results, some.stop - some.start)
+        for due in self._held.due(watermark, self._steps):
+            results = self._answered(due, known)
+            yield Due(due[-1][0], len(results.records), results, len(due))
         # after a drain, a later run goes on after the last result, in the slot of that
         over = self._last if self.drains else watermark
         self.table.advance(over)

@@ -1,4 +1,5 @@
-"""Operators that hold records until no earlier one can come: `in_order`, and `deduplicate`.
+"""Operators that hold records until no earlier one can come: `in_order`, and `deduplicate` in order of time.
+`deduplicate` in order of arrival holds none.
 
 Invariants: in order of time, the results are a function of the inputs: whether a record is held depends on its time and
 floor alone, and held records are given once, by (time, key group, key, topic, partition, offset). What has expired
@@ -98,7 +99,7 @@ class Buckets(Generic[T]):
         return entries
 
 
-class Waiting(Generic[T]):
+class HeldEntries(Generic[T]):
     """Entries of (time in ms, key, and more) that wait for the watermark.
 
     The table has those that a barrier has found, too, in blocks: the entries of some seconds and a key group that it
@@ -110,24 +111,29 @@ class Waiting(Generic[T]):
         self,
         table: TimedTable[Any],
         max_parallelism: int,
-        held: Callable[[Any], list[T]],
-        holding: Callable[[Any, list[T]], Any],
+        turn: Callable[[T], Any],
+        entries_of: Callable[[Any], list[T]],
+        with_entries: Callable[[Any, list[T]], Any],
+        restored: Callable[[int, Any], None] = lambda slot, state: None,
     ) -> None:
-        """*held* are the entries in a state; *holding* is a state, or None, with other entries; None: it is empty."""
-        self._table, self._max_parallelism = table, max_parallelism
-        self._held, self._holding = held, holding
+        """Entries are given by their *turn*, which begins with the time; those of one turn in order of arrival.
+        *entries_of* a state are those in it; *with_entries* is a state, or None, with other ones; None: it is empty.
+        *restored* gets each slot and state of the table, by slot."""
+        self._table, self._max_parallelism, self._turn = table, max_parallelism, turn
+        self._entries_of, self._with_entries = entries_of, with_entries
         self._new, self._written = Buckets[T](), Buckets[T]()
         self._begun: list[T] = []
         """The entries of the bucket that a firing is at, in their order."""
         self._begun_new: list[T] = []
         """Those of them that the table does not have."""
-        self.count_given = 0
+        self._count_given = 0
         """How many of these were given."""
         for slot in table.slots(END_OF_TIME - 1):
             for group in table.groups(slot):
                 over = table.watermark(group)
                 for state in table.read(slot, group)[1]:
-                    self._written.add([entry for entry in held(state) if entry[0] > over])
+                    self._written.add([entry for entry in entries_of(state) if entry[0] > over])
+                    restored(slot, state)
 
     @property
     def last(self) -> int:
@@ -137,36 +143,42 @@ class Waiting(Generic[T]):
     def add(self, entries: Collection[T]) -> None:
         self._new.add(entries)
         if len(self._new) > UNWRITTEN_MAX:
-            self.settle()
+            self._flush()
 
-    def due(self, limit: int, turn: Callable[[T], Any]) -> Iterator[list[T]]:
-        """The entries up to *limit*, by buckets, each sorted by *turn*. Whoever gives them says in `count_given` how
-        far."""
+    def due(self, limit: int, steps: Callable[[int], Iterator[slice]]) -> Iterator[list[T]]:
+        """The entries up to *limit*, by buckets in slices: *steps* gives those of so many. A slice is given once it is
+        taken from here."""
         for end in sorted({*self._written.ends(limit), *self._new.ends(limit)}):
             self._begun_new = self._new.take(end)
             self._begun = self._written.take(end) + self._begun_new
-            self._begun.sort(key=turn)  # of one turn, in order of arrival
-            yield self._begun
-            self._begun, self._begun_new, self.count_given = [], [], 0
+            self._begun.sort(key=self._turn)
+            for some in steps(len(self._begun)):
+                self._count_given = some.stop
+                yield self._begun[some]
+            self._begun, self._begun_new, self._count_given = [], [], 0
 
     def settle(self) -> None:
-        """The table has exactly what waits, from now on."""
-        if self.count_given:
+        """At a barrier: the table has exactly what waits, from now on."""
+        if self._count_given:
             self._settle_begun()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Bring the entries into the table that it does not have, but for those of the bucket that was begun."""
         new = self._new.take_all()
         self._write(new)
         self._written.add(new)
 
     def _settle_begun(self) -> None:
-        """Of the last time that was given, the table has those entries that were not; what is earlier is over."""
-        table, left, last = self._table, self._begun[self.count_given :], self._begun[self.count_given - 1][0]
+        """Write the entries of the last given time that were not given; everything earlier is over."""
+        table, left, last = self._table, self._begun[self._count_given :], self._begun[self._count_given - 1][0]
         for slot in table.slots(last | (1 << _BLOCK_BITS) - 1):
             for group in table.groups(slot) if slot >= last else ():
                 for key, state in zip(*table.read(slot, group), strict=True):
-                    entries = self._held(state)
+                    entries = self._entries_of(state)
                     others = [entry for entry in entries if entry[0] != last]
                     if len(others) < len(entries):
-                        table.put(slot, key, self._holding(state, others))
+                        table.put(slot, key, self._with_entries(state, others))
         new = set(map(id, self._begun_new))
         self._write([entry for entry in left if entry[0] == last or id(entry) in new])
         self._begun_new = []
@@ -182,10 +194,10 @@ class Waiting(Generic[T]):
             latest[block] = max(time, latest.get(block, time))
             blocks.setdefault((block, group), []).append(entry)
         slots, keys = [latest[block] for block, _ in blocks], [some[0][1] for some in blocks.values()]
-        self._table.update(self._with, slots, keys, [*blocks.values()])
+        self._table.update(self._extended, slots, keys, [*blocks.values()])
 
-    def _with(self, state: Any, entries: list[T]) -> Any:
-        return self._holding(state, entries if state is None else self._held(state) + entries)
+    def _extended(self, state: Any, entries: list[T]) -> Any:
+        return self._with_entries(state, entries if state is None else self._entries_of(state) + entries)
 
 
 Early = tuple[int, bytes, int, str, int, int, Any]
@@ -198,7 +210,7 @@ _turn: Callable[[Early], Any] = itemgetter(0, 2, 1, 3, 4, 5)
 class Sorter(TimedOperator[Sequence[Early]]):
     """`in_order`: a state is a block of held records."""
 
-    _waiting: Waiting[Early] = field(init=False)
+    _held: HeldEntries[Early] = field(init=False)
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
@@ -206,7 +218,9 @@ class Sorter(TimedOperator[Sequence[Early]]):
 
     def __post_init__(self) -> None:
         TimedOperator.__post_init__(self)
-        self._waiting = Waiting(self.table, self.max_parallelism, self._held, self._holding)
+        self._held = HeldEntries(
+            self.table, self.max_parallelism, _turn, self._entries_of, self._with_entries, self._restored
+        )
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -218,18 +232,16 @@ class Sorter(TimedOperator[Sequence[Early]]):
         assert batch.keys is not None
         groups = key_groups(batch.keys, self.max_parallelism)
         columns = batch.times, batch.keys, groups, *coordinates_of(batch.origins), batch.records
-        self._waiting.add(list(zip(*columns, strict=True)))
+        self._held.add(list(zip(*columns, strict=True)))
 
     def settle(self) -> None:
-        self._waiting.settle()
+        self._held.settle()
 
     def _due(self) -> Iterator[Due[Sequence[Early]]]:
-        waiting = self._waiting
-        limit = waiting.last if self.drains else self.watermark  # the next run remembers what was given before
-        for early in waiting.due(limit, _turn):
-            for some in self._steps(len(early)):
-                given, waiting.count_given = self._given_of(early[some]), some.stop
-                yield Due(early[some][-1][0], len(given), given, some.stop - some.start)
+        limit = self._held.last if self.drains else self.watermark  # the next run remembers what was given before
+        for early in self._held.due(limit, self._steps):
+            given = self._given_of(early)
+            yield Due(early[-1][0], len(given), given, len(early))
         for slot in self.table.slots(limit):
             self.table.drop(slot, self.table.groups(slot))
         self._end(limit)
@@ -239,14 +251,17 @@ class Sorter(TimedOperator[Sequence[Early]]):
         self.push(Batch(list(records), origins_at(*places), times=list(times)))
 
     @staticmethod
-    def _held(state: Any) -> list[Early]:
+    def _entries_of(state: Any) -> list[Early]:
         """The held records in a state."""
         return state  # type: ignore[no-any-return]  # it is
 
     @staticmethod
-    def _holding(state: Any, early: list[Early]) -> Any:
+    def _with_entries(state: Any, early: list[Early]) -> Any:
         """*state*, or None, with *early* as its held records; None: it is empty."""
         return [*early] or None
+
+    def _restored(self, slot: int, state: Any) -> None:
+        """Take what a restored *state* has beside held records."""
 
     def _given_of(self, early: list[Early]) -> list[Early]:
         """The records to give of those that are due next."""
@@ -283,27 +298,16 @@ class Deduplicator(Sorter):
         class_ = cls if spec.order == "time" else ArrivalDeduplicator
         return class_(*parts.shared, spec=spec)
 
-    def __post_init__(self) -> None:
-        Sorter.__post_init__(self)
-        table = self.table
-        for slot in table.slots(END_OF_TIME):
-            for group in table.groups(slot):
-                for packed, packed_times, *_ in table.read(slot, group)[1]:
-                    if packed:
-                        keys = _decode_keys(packed)
-                        self._written.setdefault(slot, []).append(keys)
-                        self._remember(keys, array("q", packed_times))
-
     def settle(self) -> None:
         Sorter.settle(self)
         self._write_given()
 
     @staticmethod
-    def _held(state: Any) -> list[Early]:
+    def _entries_of(state: Any) -> list[Early]:
         return state[2]  # type: ignore[no-any-return]  # it is
 
     @staticmethod
-    def _holding(state: Any, early: list[Early]) -> Any:
+    def _with_entries(state: Any, early: list[Early]) -> Any:
         given = (b"", b"") if state is None else state[:2]
         return (*given, early) if given[0] or early else None
 
@@ -325,6 +329,13 @@ class Deduplicator(Sorter):
             cast("list[Any]", own).extend(column)
         if len(self._new[0]) > GIVEN_MAX:
             self._write_given()
+
+    def _restored(self, slot: int, state: Any) -> None:
+        packed, packed_times, *_ = state
+        if packed:
+            keys = _decode_keys(packed)
+            self._written.setdefault(slot, []).append(keys)
+            self._remember(keys, array("q", packed_times))
 
     def _remember(self, keys: Sequence[bytes], times: Iterable[int]) -> None:
         """Records of *keys* were given before the restore at *times*; slots come in their order."""
@@ -361,7 +372,13 @@ class Deduplicator(Sorter):
         """Forget the records of *keys* that were given up to *last*."""
         times = self._times
         for key in keys:
-            if times[key] <= last:
+            given = times.get(key, END_OF_TIME)
+            if type(given) is int:
+                if given <= last:
+                    del times[key]
+            elif left := [time for time in given if time > last]:
+                times[key] = tuple(left) if len(left) > 1 else left[0]
+            else:
                 del times[key]
 
 
@@ -395,7 +412,7 @@ class ArrivalDeduplicator(Deduplicator):
             self.push(given.unkeyed(given.records))
 
     @staticmethod
-    def _held(state: Any) -> list[Early]:
+    def _entries_of(state: Any) -> list[Early]:
         return []
 
     def _with_given(self, state: Any, given: Given) -> Any:
@@ -405,16 +422,6 @@ class ArrivalDeduplicator(Deduplicator):
         for key, time in zip(keys, times, strict=True):
             before = self._times.get(key)
             self._times[key] = time if before is None else (*_tuple(before), time)
-
-    def _forget(self, keys: Sequence[bytes], last: int) -> None:
-        for key in keys:
-            left = [time for time in _tuple(self._times.get(key, ())) if time > last]
-            if len(left) > 1:
-                self._times[key] = tuple(left)
-            elif left:
-                self._times[key] = left[0]
-            else:
-                self._times.pop(key, None)
 
 
 def _tuple(times: int | tuple[int, ...]) -> tuple[int, ...]:
