@@ -47,17 +47,17 @@ from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, IntervalWriter
 
 WAITING_S = 1.0
-"""As many records may wait as the broker took in the last so many seconds,"""
+"""As many records may wait as the broker took in the last so many seconds, and `WAITING_MIN` at least."""
 WAITING_MIN = 100
-"""and so many at least: from there, what the broker takes doubles with each round trip."""
+"""The records that may always wait: from there, what the broker takes doubles with each round trip."""
 QUOTA_S = 10.0
 """The time over which a broker averages what a client sends, unless configured otherwise. Within its quota it takes so
 many seconds' worth at once, and then mutes the client for as long."""
 WAITING_THROTTLED_S = 0.5
 """Once a broker has throttled the sink, as many records may wait as leave it in so many seconds on the average of the
-last `QUOTA_S`,"""
+last `QUOTA_S`."""
 THROTTLED_S = 30.0
-"""until no broker has throttled it for so long."""
+"""The average bounds the sink until this long after the last throttled answer."""
 BACKLOG_BYTES_MAX = 32 << 20
 FLUSH_SLICE_S = 0.2
 """The interval at which a flush notices that it was abandoned."""
