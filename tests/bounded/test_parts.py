@@ -148,12 +148,16 @@ def test_a_file_that_cannot_be_read_whole(tmp_path: Path) -> None:
             list(frames.bodies())
 
 
-def test_a_staging_folder_that_is_full(tmp_path: Path) -> None:
+def test_a_staging_folder_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the disk where frames wait."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(ConfigError, match=r"cannot be written: File too large.*with room for the input"):
             staged(tmp_path / "file", bytes(4 << 20))
+        monkeypatch.setattr(staging, "GATHERED_BYTES_MAX", 1 << 10)
+        with pytest.raises(ConfigError, match=r"cannot be kept in .* File too large.*let TMPDIR name another"):
+            staged(tmp_path / "other", bytes(4 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

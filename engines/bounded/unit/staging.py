@@ -102,25 +102,22 @@ def _write_file(location: str, size: int, content: Iterable[bytes]) -> None:
         return
     folder, name = _place(location)
     if size <= GATHERED_BYTES_MAX:
-        with _spooling(location):
-            whole = b"".join(content)
+        whole = b"".join(content)
         Retries(AWAY_TIMEOUT_S)(lambda: folder.put(name, whole, _aside(name)))
         return
     with tempfile.TemporaryFile() as spool:
-        with _spooling(location):
+        with _spooling():
             spool.writelines(content)
             spool.flush()
         Retries(AWAY_TIMEOUT_S)(lambda: folder.put(name, spool, _aside(name)))
 
 
 @contextmanager
-def _spooling(location: str) -> Iterator[None]:
-    """Explain an error of this machine's disk, where a file for HDFS or S3 is kept first."""
+def _spooling() -> Iterator[None]:
+    """Explain an error of this machine's disk."""
     try:
         yield
     except OSError as error:
-        if not is_url(location):
-            raise
         raise ConfigError(
             f"A staged file cannot be kept in {tempfile.gettempdir()} of this machine: {error.strerror}. It is written "
             f"there before it goes to the staging folder: make room, or let TMPDIR name another folder, on every "
@@ -328,11 +325,11 @@ class FrameWriter:
             self._set_aside()
 
     def _set_aside(self) -> None:
-        """Move all waiting frames into the temporary file: that of a local file is beside it, where there is room."""
-        with _access(self._location, "written"), _spooling(self._location):
+        """Move all waiting frames into the temporary file, which is on a disk of this machine: the staging folder may
+        be a mounted store, where an open file cannot be read."""
+        with _spooling():
             if self._spool is None:
-                folder = None if is_url(self._location) else os.path.dirname(self._location)
-                self._spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - until the file is closed
+                self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - until the file is closed
             for waiting in self._waiting.values():
                 if waiting.frames:
                     frames = b"".join(waiting.frames)
@@ -373,7 +370,9 @@ class FrameWriter:
             yield start
             waiting = self._waiting[receiver]
             for offset, length in waiting.spooled:
-                yield os.pread(self._spool.fileno(), length, offset)
+                with _spooling():
+                    frames = os.pread(self._spool.fileno(), length, offset)
+                yield frames
             yield from waiting.frames
 
 
