@@ -130,6 +130,10 @@ class TimedStates(StatesTable[S]):
     _times: TableTimes
     _by_key: SlotsByKey | None
 
+    def size(self, state: S) -> int:
+        """See `TimedTable.size`."""
+        return len(self.state_type.encode([state], checked=False))
+
     def update(
         self, fn: Callable[[S | None, R], S], slots: Sequence[int], keys: Sequence[bytes], records: Sequence[R]
     ) -> None:

@@ -34,8 +34,12 @@ UNWRITTEN_MAX = 40_000
 """The most records that the table does not have, but for those of a batch: a barrier waits until they are written."""
 GIVEN_MAX = 8_000
 """Likewise, of the keys of records that were given."""
+STATE_BYTES_MAX, STATE_KEYS_MAX = 200_000, 2_000
+"""The size of a state of several entries, and the keys of one of given records: a table takes 900,000 bytes."""
 _BUCKET_BITS = 8
 _BLOCK_BITS = 13
+_SLOTS_MAX = 1_000
+"""The states of a block that may begin with the same key, each in a slot after the last entry of the block."""
 
 
 def bucket_end(time: int) -> int:
@@ -103,8 +107,8 @@ class HeldEntries(Generic[T]):
     """Entries of (time in ms, key, and more) that wait for the watermark.
 
     The table has those that a barrier has found, too, in blocks: the entries of some seconds and a key group that it
-    found new are one state, below the key of the first, in the slot of the last of them. Those up to the watermark of
-    the table are over.
+    found new are one state, or more if they are large, below the key of the first, in the slot of the last of them or a
+    later one. Those up to the watermark of the table are over.
     """
 
     def __init__(
@@ -172,7 +176,7 @@ class HeldEntries(Generic[T]):
     def _settle_begun(self) -> None:
         """Write the entries of the last given time that were not given; everything earlier is over."""
         table, left, last = self._table, self._begun[self._count_given :], self._begun[self._count_given - 1][0]
-        for slot in table.slots(last | (1 << _BLOCK_BITS) - 1):
+        for slot in table.slots((last | (1 << _BLOCK_BITS) - 1) + _SLOTS_MAX):
             for group in table.groups(slot) if slot >= last else ():
                 for key, state in zip(*table.read(slot, group), strict=True):
                     entries = self._entries_of(state)
@@ -193,8 +197,23 @@ class HeldEntries(Generic[T]):
             time, block = entry[0], entry[0] >> _BLOCK_BITS
             latest[block] = max(time, latest.get(block, time))
             blocks.setdefault((block, group), []).append(entry)
-        slots, keys = [latest[block] for block, _ in blocks], [some[0][1] for some in blocks.values()]
-        self._table.update(self._extended, slots, keys, [*blocks.values()])
+        places: dict[tuple[int, bytes], list[T]] = {}
+        for (block, _), own in blocks.items():
+            for part in self._parts(own):
+                slot, key, last = latest[block], part[0][1], latest[block] + _SLOTS_MAX
+                while slot < last and ((slot, key) in places or self._table.get(slot, key) is not None):
+                    slot += 1  # another part begins with this key
+                places.setdefault((slot, key), []).extend(part)
+        self._table.update(self._extended, [slot for slot, _ in places], [key for _, key in places], [*places.values()])
+
+    def _parts(self, entries: list[T]) -> Iterator[list[T]]:
+        """*entries* in parts that may each be a state."""
+        if len(entries) == 1 or self._table.size(self._with_entries(None, entries)) <= STATE_BYTES_MAX:
+            yield entries
+        else:
+            half = len(entries) // 2
+            yield from self._parts(entries[:half])
+            yield from self._parts(entries[half:])
 
     def _extended(self, state: Any, entries: list[T]) -> Any:
         return self._with_entries(state, entries if state is None else self._entries_of(state) + entries)
@@ -349,9 +368,13 @@ class Deduplicator(Sorter):
         append_each(times_of, places, times)
         for slot, group in keys_of:
             self._written.setdefault(slot, []).append(keys_of[slot, group])
-        lasting = [place for place in keys_of if place[0] > self._over]
-        blocks = [(_encode(keys_of[place]), array("q", times_of[place]).tobytes()) for place in lasting]
-        slots, firsts = [slot for slot, _ in lasting], [keys_of[place][0] for place in lasting]
+        parts = [
+            (place, slice(start, start + STATE_KEYS_MAX))
+            for place in keys_of
+            for start in range(0, len(keys_of[place]) if place[0] > self._over else 0, STATE_KEYS_MAX)
+        ]
+        blocks = [(_encode(keys_of[place][some]), array("q", times_of[place][some]).tobytes()) for place, some in parts]
+        slots, firsts = [slot for (slot, _), _ in parts], [keys_of[place][some.start] for place, some in parts]
         self.table.update(self._with_given, slots, firsts, blocks)
         for column in self._new:
             column.clear()

@@ -28,6 +28,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records get into the table soon, and are in many buckets and blocks."""
     monkeypatch.setattr(ordering, "UNWRITTEN_MAX", 12)
     monkeypatch.setattr(ordering, "GIVEN_MAX", 5)
+    monkeypatch.setattr(ordering, "STATE_KEYS_MAX", 2)
     monkeypatch.setattr(ordering, "_BUCKET_BITS", 3)
     monkeypatch.setattr(ordering, "_BLOCK_BITS", 5)
 
@@ -141,6 +142,7 @@ def test_a_barrier_writes_a_state_for_each_key_group_and_never_for_each_record(
 ) -> None:
     monkeypatch.setattr(ordering, "UNWRITTEN_MAX", 1_000)
     monkeypatch.setattr(ordering, "GIVEN_MAX", 1_000)
+    monkeypatch.setattr(ordering, "STATE_KEYS_MAX", 1_000)
     results: list[Any] = []
     operator = operator_of(spec, results, [])
     operator(as_batch([Arrived(number, f"key {number}", 2 + number % 28, -99) for number in range(100)]))
@@ -151,6 +153,25 @@ def test_a_barrier_writes_a_state_for_each_key_group_and_never_for_each_record(
     operator.settle()
     remembered = len(groups) if isinstance(spec, Deduplicate) else 0
     assert (len(results), len([*operator.table.items()])) == (100, remembered), "what was given"
+
+
+@pytest.mark.parametrize("spec", [InOrder(), Deduplicate("1ms")], ids=str)
+def test_large_records_of_one_key_are_several_states(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one moment, too; what one barrier or several have found; a restore reads them all, in their order."""
+    monkeypatch.setattr(ordering, "STATE_BYTES_MAX", 100)
+    results: list[Any] = []
+    operator = operator_of(spec, results, [])
+    for first in (0, 30):
+        numbers = range(first, first + 30)
+        operator(as_batch([Arrived(number, "a", 2 + number % 9 // 3, -99) for number in numbers]))
+        operator.settle()
+    sizes = [operator.table.size(state) for _, _, state in operator.table.items()]
+    assert len(sizes) > 5
+    later = operator_of(spec, results, [], table=operator.table)
+    advance(later, 1_000, 1)
+    times = [record.time for record in results]
+    assert times == ([2] * 21 + [3] * 21 + [4] * 18 if isinstance(spec, InOrder) else [2, 3, 4])
+    assert isinstance(spec, Deduplicate) or [*later.table.items()] == []
 
 
 @pytest.mark.parametrize("order", ["time", "arrival"])
