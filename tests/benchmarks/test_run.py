@@ -25,8 +25,8 @@ FIGURES = {
         **{
             f"visibility of a checkpoint's oldest record, {stage}": "ms"
             for stage in (
-                *("fetched", "triggered late", "processed", "flushed"),
-                *("decided", "committed", "read", "all"),
+                *("fed", "fetched", "triggered late", "processed", "flushed"),
+                *("decided", "committed", "read", "drained", "counted"),
             )
         },
     },

@@ -133,11 +133,12 @@ def _read(location: str, start: int, end: int, retries: Retries) -> bytes:
         if data is None:
             raise FileNotFoundError(2, os.strerror(2))
         return data
-    file = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(file, end - start, start)
-    finally:
-        os.close(file)
+    with open(location, "rb", buffering=0) as file:
+        file.seek(start)
+        whole = file.read(end - start)
+        while len(whole) < end - start and (more := file.read(end - start - len(whole))):
+            whole += more  # a mounted store may give less at once
+    return whole
 
 
 MAGIC = b"eostage2"
