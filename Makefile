@@ -84,8 +84,8 @@ simulate: .venv/dev.stamp
 
 # Several processes cannot show how far a download is, and start some dozens of brokers, and of Spark's drivers.
 kafka: .venv/dev.stamp .venv/java.stamp
-	@.venv/bin/python tests/connectors/embedded/rig/broker_classes.py
-	@.venv/bin/python tests/spark/rig/spark_classes.py
+	@.venv/bin/python tests/connectors/embedded/rig/broker_classes.py & broker=$$!; \
+		.venv/bin/python tests/spark/rig/spark_classes.py; wait $$broker
 
 # Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see tests/README.md.
 soak: .venv/dev.stamp

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 import msgspec
-from orders import CHEAP, Order, Priced, Total
+from orders import CHEAP, Order, Payment, Priced, Total
 
 from exactlyonce import (
     AvroCodec,
@@ -16,6 +16,7 @@ from exactlyonce import (
     Enriched,
     EventTime,
     Hopping,
+    Joined,
     Pipeline,
     ProtobufCodec,
     Session,
@@ -129,8 +130,8 @@ def protobuf_of(registry: str) -> ProtobufCodec[Any]:
     return ProtobufCodec(TotalMessage, registry=registry, register=True)
 
 
-def event_ms(order: Order) -> int:
-    """The event time of an order: its number, less up to 1.5 s."""
+def event_ms(order: Order | Payment) -> int:
+    """The event time of an order or a payment: its number, less up to 1.5 s."""
     return order.id + 2_000 - order.id * 7_919 % 1_500
 
 
@@ -180,6 +181,42 @@ def counts(name: str, source: str, sink: str) -> Pipeline:
     return pipeline
 
 
+class Paid(msgspec.Struct, frozen=True):
+    """An order with its payment."""
+
+    order: int
+    customer: str
+    total: int
+    amount: int
+
+
+def as_paid(joined: Joined[int, Order, Payment]) -> Paid:
+    """Both as other systems write them."""
+    return Paid(joined.key, joined.left.customer, joined.left.total, joined.right.amount)
+
+
+def payments(name: str, source: str, sink: str) -> Pipeline:
+    """Orders joined with their payments of the next 5 s; *source* names both topics."""
+    pipeline = Pipeline(name)
+    topics = source.split(",")
+    by_number = EventTime(event_ms, disorder="2s", ahead=None)
+    orders = pipeline.source("orders", KafkaSource(topics[0], value=Order, time=by_number))
+    payments = pipeline.source("payments", KafkaSource(topics[1], value=Payment, time=by_number))
+    paid = orders.key_by(lambda order: order.id).join(
+        "paid", payments.key_by(lambda payment: payment.order), within=("0s", "5s")
+    )
+    paid.map(as_paid).sink("out", KafkaSink(sink, key=lambda paid: paid.customer))
+    return pipeline
+
+
+def once(name: str, source: str, sink: str) -> Pipeline:
+    """Each order once, without those that come again within an hour."""
+    pipeline, orders = _timed(name, source)
+    first = orders.key_by(lambda order: order.id).deduplicate("once", within="1h", order="arrival")
+    first.sink("out", KafkaSink(sink, key=lambda order: order.customer))
+    return pipeline
+
+
 def rounds(name: str, source: str, sink: str, orders: str) -> Pipeline:
     """The number of orders per customer in windows that end at once: one window has all of *orders* orders."""
     pipeline, count = Pipeline(name), int(orders)
@@ -203,10 +240,10 @@ def quiet(name: str, source: str, sink: str, idle: str) -> Pipeline:
 IDS = 1_000_000
 
 
-def deduplicated(name: str, source: str, sink: str) -> Pipeline:
+def deduplicated(name: str, source: str, sink: str, order: Literal["time", "arrival"] = "time") -> Pipeline:
     """The first order of each of many ids."""
     pipeline, orders = _timed(name, source)
-    once = orders.key_by(lambda order: order.id % IDS).deduplicate("once", within="1h")
+    once = orders.key_by(lambda order: order.id % IDS).deduplicate("once", within="1h", order=order)
     once.sink("out", KafkaSink(sink, key=lambda order: order.customer))
     return pipeline
 

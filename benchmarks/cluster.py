@@ -103,15 +103,19 @@ class Cluster:
 
     def feed(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
         """Write (key, value) pairs, in order; returns when all of them are durable."""
+        self.feed_topics((topic, key, value) for key, value in records)
+
+    def feed_topics(self, records: Iterable[tuple[str, bytes, bytes]]) -> None:
+        """Write (topic, key, value), in order; returns when all of them are durable."""
         producer = self.producer()
-        for key, value in records:
+        for topic, key, value in records:
             try:
                 producer.produce(topic, value, key)
             except BufferError:
                 producer.poll(1.0)
                 producer.produce(topic, value, key)
         if producer.flush(LIMIT_S):
-            raise TimeoutError(f"{topic}: not everything could be written")
+            raise TimeoutError("not everything could be written")
 
     def digest(self, topic: str) -> Digest:
         """Count and checksum of the values that a read_committed reader sees."""

@@ -26,7 +26,10 @@ JOINS = {
     "as-of": "as-of join of 10 records with 1 version, against the running total",
     "interval": "interval join with 1 match each, against the running total",
 }
-DEDUPLICATION = {"deduplicated": f"deduplication of {IDS:,} ids, against the running total"}
+DEDUPLICATION = {
+    "time": f"deduplication of {IDS:,} ids, against the running total",
+    "arrival": f"deduplication of {IDS:,} ids by arrival, against the running total",
+}
 
 
 def scenario(bench: Bench) -> Iterator[Figure]:
@@ -52,12 +55,14 @@ def _rate(bench: Bench, kind: str, source: str, records: int) -> float:
         if kind in JOINS
         else ("windowed", {"window": kind})
         if kind in WINDOWS
+        else ("deduplicated", {"order": kind})
+        if kind in DEDUPLICATION
         else (kind, {})
     )
     options = ("--until", "latest") if kind == "totals" else ("--until", "latest", "--drain")
     with Job(bench.cluster.servers, pipeline, *options, name=sink, source=source, sink=sink, **params) as job:
         checkpoints = job.finish()
-    expected = {"totals": records, "as-of": records * 10 // 11, "interval": records // 2, "deduplicated": IDS}
+    expected = {"totals": records, "as-of": records * 10 // 11, "interval": records // 2, "time": IDS, "arrival": IDS}
     if kind in expected and (written := bench.cluster.digest(sink).records) != expected[kind]:
         raise Failed(f"{kind} wrote {written} records, not {expected[kind]}")
     bench.cluster.delete(sink)

@@ -40,7 +40,7 @@ def _at_once(bench: Bench) -> Iterator[Figure]:
     state = _Windows(bench, windows)
     state.feed(2 * windows)
     with state.job("--until", "latest", interval=f"{INTERVAL_MS}ms") as job:
-        rate = growth(bench, state.sink, windows, job.failure, "read_uncommitted")
+        rate = growth(bench, state.sink, windows, job.process.pid, job.failure, "read_uncommitted").records_s
         gaps = [event["longest_gap_ms"] for event in job.finish()]
     state.require_counts()
     detail = f"{', '.join(f'{gap:.0f}' for gap in gaps)} ms by checkpoint"

@@ -23,8 +23,8 @@ TS_DIGITS = slice(-17, -1)
 """Where a `Total` in JSON has its time."""
 
 
-Batch = tuple[int, int]
-"""Microseconds since 1970: when it was seen, and when its oldest record was produced."""
+Batch = tuple[int, list[tuple[int, int]]]
+"""Microseconds since 1970: when it was seen, and when its records were produced, oldest first, with their numbers."""
 
 
 def observe(servers: str, topic: str, warm_up_s: float) -> tuple[Counter[int], list[Batch]]:
@@ -51,13 +51,14 @@ def observe(servers: str, topic: str, warm_up_s: float) -> tuple[Counter[int], l
         if not messages:
             continue
         times = Counter([(message.value() or b"")[TS_DIGITS] for message in messages])
-        oldest_us = int(min(times))
+        produced = sorted((int(text), count) for text, count in times.items())
+        oldest_us = produced[0][0]
         from_us = from_us or oldest_us + int(warm_up_s * 1e6)
-        for text, count in times.items():
-            if int(text) >= from_us:
-                waits_us[now_us - int(text)] += count
+        for produced_us, count in produced:
+            if produced_us >= from_us:
+                waits_us[now_us - produced_us] += count
         if oldest_us >= from_us:
-            batches.append((now_us, oldest_us))
+            batches.append((now_us, produced))
     return waits_us, batches
 
 

@@ -25,6 +25,16 @@ class Order(msgspec.Struct):
     """Microseconds since 1970: when it was produced."""
 
 
+class Payment(msgspec.Struct):
+    """A payment of an order."""
+
+    id: int
+    """Its own number."""
+    order: int
+    amount: int
+    ts: int
+
+
 class Total(msgspec.Struct):
     """One record of the output: the running total of a customer, after the order of time `ts`."""
 

@@ -3,9 +3,9 @@
 RATE is in records a second; `inf` is as many as the machine takes. Prints a line when it begins, feeds for SECONDS at
 least and until its standard input ends: who started it closes that once it has seen enough. Each order says when it was
 produced; a full queue is waited for, and what has become late meanwhile follows at once. Prints, as JSON, how many
-there were, how late the turns were, by the pace, and how long one record of each turn took to the broker and back: a
-feeder that cannot keep its pace measures itself. It shares the machine with what it feeds, so it does as little as it
-can.
+there were, how late the turns were, by the pace, and of one record of each turn, when it was produced, and how long it
+took to the broker and back: a feeder that cannot keep its pace measures itself. It shares the machine with what it
+feeds, so it does as little as it can.
 """
 
 from __future__ import annotations
@@ -29,14 +29,23 @@ DIFFERENT_RECORDS = 100_000
 FULL_WAIT_S = 0.01
 
 
+class Delivered(NamedTuple):
+    """A record that the broker has."""
+
+    produced_us: int
+    """Microseconds since 1970."""
+    took_ms: float
+    """To the broker and back."""
+
+
 class Fed(NamedTuple):
     """Records, in turns."""
 
     records: int
     late_s: list[float]
     """How late the first record of each turn was."""
-    delivered_s: list[float]
-    """How long one record of each turn took to the broker and back."""
+    delivered: list[Delivered]
+    """One record of each turn."""
 
 
 def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: float) -> Fed:
@@ -46,7 +55,7 @@ def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: flo
     print("feeding", flush=True)
     sent, began = 0, time.monotonic()
     late_s: list[float] = []
-    delivered_s: list[float] = []
+    delivered: list[Delivered] = []
     while (elapsed := time.monotonic() - began) < seconds or not _is_enough():
         late_s.append(elapsed - sent / rate)
         due = int(min(elapsed * rate, sent + TURN_RECORDS))
@@ -55,13 +64,13 @@ def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: flo
             _produce(producer, topic, batch)
             sent += len(batch)
         if due > 0:
-            _produce_timed(producer, topic, next(orders), delivered_s)
+            _produce_timed(producer, topic, next(orders), delivered)
             sent += 1
         producer.poll(0)
         time.sleep(max(0.0, began + elapsed + TURN_S - time.monotonic()))
     if producer.flush(LIMIT_S):
         raise TimeoutError(f"{topic}: not everything could be written")
-    return Fed(sent, late_s, delivered_s)
+    return Fed(sent, late_s, delivered)
 
 
 def _is_enough() -> bool:
@@ -79,19 +88,20 @@ def _produce(producer: Producer, topic: str, batch: list[tuple[bytes, bytes]]) -
             producer.poll(FULL_WAIT_S)
 
 
-def _produce_timed(producer: Producer, topic: str, order: tuple[bytes, bytes], delivered_s: list[float]) -> None:
-    """Send one *order*, as of now; appends to *delivered_s* how long it took."""
+def _produce_timed(producer: Producer, topic: str, order: tuple[bytes, bytes], delivered: list[Delivered]) -> None:
+    """Send one *order*, as of now; appends to *delivered* how long it took."""
     key, start = order
-    began, value = time.monotonic(), start + _now()
+    began, now = time.monotonic(), _now()
+    value = start + now
 
-    def delivered(error: KafkaError | None, _: object) -> None:
+    def note(error: KafkaError | None, _: object) -> None:
         if error is not None:
             raise KafkaException(error)
-        delivered_s.append(time.monotonic() - began)
+        delivered.append(Delivered(int(now[:-1]), (time.monotonic() - began) * 1000))
 
     while True:
         try:
-            return producer.produce(topic, value, key, on_delivery=delivered)
+            return producer.produce(topic, value, key, on_delivery=note)
         except BufferError:
             producer.poll(FULL_WAIT_S)
 
@@ -113,12 +123,15 @@ def main() -> None:
     """Feed and tell."""
     servers, topic, customers, rate, seconds = sys.argv[1:]
     fed = feed(Cluster(servers), topic, int(customers), float(rate), float(seconds))
-    delays = {"p99_late_ms": _p99_ms(fed.late_s), "p99_delivered_ms": _p99_ms(fed.delivered_s)}
-    print(json.dumps({"records": fed.records, **delays}))
+    delays = {
+        "p99_late_ms": _p99(fed.late_s) * 1000,
+        "p99_delivered_ms": _p99([each.took_ms for each in fed.delivered]),
+    }
+    print(json.dumps({"records": fed.records, **delays, "delivered": fed.delivered}))
 
 
-def _p99_ms(seconds: list[float]) -> float:
-    return sorted(seconds)[len(seconds) * 99 // 100] * 1000
+def _p99(values: list[float]) -> float:
+    return sorted(values)[len(values) * 99 // 100]
 
 
 if __name__ == "__main__":

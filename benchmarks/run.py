@@ -36,6 +36,7 @@ import spark_reading
 import spark_sink
 import spark_sizes
 import spark_splits
+import spark_staging
 import spark_state
 import store_sinks
 import table_changes
@@ -78,6 +79,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "spark-crossing": spark_sizes.crossing,
     "spark-widths": spark_sizes.widths,
     "spark-splits": spark_splits.scenario,
+    "spark-staging": spark_staging.scenario,
     "postgres": store_sinks.postgres,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
@@ -89,7 +91,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "formats": formats.scenario,
     "elsewhere": elsewhere.scenario,
 }
-ASKED_FOR = {"stores", "formats", "elsewhere", "parquet-s3"}
+ASKED_FOR = {"stores", "formats", "elsewhere", "parquet-s3", "spark-staging"}
 """Scenarios that run only when named: all stores in one, and those that need or download other software."""
 
 

@@ -109,7 +109,7 @@ class _Timed(Quiet):
         self.ended_s = time.monotonic()
 
 
-def chunk(bench: Bench, spark: SparkSession, staging: Path, source: str, records: int, parallelism: int) -> Chunk:
+def chunk(bench: Bench, spark: SparkSession, staging: str | Path, source: str, records: int, parallelism: int) -> Chunk:
     """One chunk of a new pipeline over all of *source*."""
     sink = f"totals-{uuid.uuid4().hex[:8]}"
     bench.cluster.create(sink)

@@ -67,6 +67,11 @@ class ReaderClients(Protocol):
         """The `connectors.kafka.reader.Consumers` of a subtask that reads *topic*; *client*: see `ReadsTopic`."""
 
 
+Divide = Callable[[Mapping[int, int], Collection[int], int], list[tuple[int, int]]]
+"""Chooses the records of a batch: (fetched count by split, splits with none that may have more, records_max) -> (split,
+count)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReaderContext:
     """The arguments of a reader."""
@@ -78,6 +83,9 @@ class ReaderContext:
     """The offset by split, of all subtasks, at which the source is finished, unless the split ends before; None: only
     the end of all splits finishes it."""
     clients: ReaderClients
+    divide: Divide | None = None
+    """Chooses the records of each batch, for a reader that fetches ahead from several splits; it may be ignored. None:
+    records are returned as they come."""
 
 
 class SourceReader(Protocol):

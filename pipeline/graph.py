@@ -299,6 +299,16 @@ class LogicalGraph:
             waiting += origins
         return above
 
+    @cached_property
+    def time_groups(self) -> dict[str, str]:
+        """The group of each source, named by its first source: sources that reach one timed operator."""
+        groups = {node.id: node.id for node in self.sources}
+        for node in self.timed:
+            met = {groups[source] for source in self.above(node.id, timing=True) & groups.keys()}
+            first_met = next((source for source in groups if source in met), "")
+            groups = {source: first_met if group in met else group for source, group in groups.items()}
+        return groups
+
     @property
     def placing_sources(self) -> frozenset[str]:
         """The sources whose partitions determine the subtask of a key (`key_by(..., partitioned=True)`)."""

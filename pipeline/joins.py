@@ -75,6 +75,7 @@ class IntervalJoin(Timed):
     latest: Duration
     how: str = "inner"
     by_key = True
+    holds_records = True
 
     @property
     def problems(self) -> list[str]:
@@ -129,6 +130,7 @@ class WindowJoin(Timed):
 
     window: Window
     how: str = "inner"
+    holds_records = True
 
     @property
     def by_key(self) -> bool:
@@ -163,6 +165,7 @@ class AsOf(Timed):
     how: str = "left"
     changelog: bool = False
     """Whether the versions are values of `Record`, as in a table."""
+    holds_records = of_several_keys = True
 
     @property
     def problems(self) -> list[str]:
@@ -178,14 +181,15 @@ class AsOf(Timed):
         return _versions(record, changelog=self.changelog)
 
     def describe(self) -> dict[str, Any]:
-        return {"as_of": self.keep_ms, "how": self.how}
+        return {"as_of": self.keep_ms, "how": self.how, "in": "blocks"}
 
     def kept_state(self, left: Any, right: Any) -> Any:
-        """The type of a state: (time, topic, partition, offset, floor, record) of each left record, and of each
-        version (time, topic, partition, offset, the time from which it counts, value)."""
+        """The type of a state: (time, key, topic, partition, offset, floor, record) of each left record of a block, and
+        (time, topic, partition, offset, the time from which it counts, value) of each version of a key."""
         value = hints.union([*hints.members(right), type(None)])
-        lefts, versions = (list[tuple[int, str, int, int, int, of]] for of in (left, value))  # type: ignore[valid-type]  # made here
-        return tuple[lefts, versions]  # type: ignore[valid-type]  # likewise
+        lefts = list[tuple[int, bytes, str, int, int, int, left]]
+        versions = list[tuple[int, str, int, int, int, value]]  # type: ignore[valid-type]  # likewise
+        return tuple[lefts, versions]
 
     def __str__(self) -> str:
         return f"{self.how} as of, keep {self.keep}"

@@ -13,6 +13,7 @@ NamedTuple a tuple. A number and its text are two keys. Unknown types are compat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from struct import unpack
 from typing import Any
@@ -51,15 +52,15 @@ def key_groups(keys: Sequence[bytes], max_parallelism: int) -> list[int]:
     """
     lengths = list(map(len, keys))
     if len(set(lengths)) == 1:
-        return [hash_ % max_parallelism for hash_ in _murmur2_positive(keys, lengths[0])]
+        return _key_groups(keys, lengths[0], max_parallelism)
     places_by_length: dict[int, list[int]] = {}
     for place, length in enumerate(lengths):
         places_by_length.setdefault(length, []).append(place)
     groups = [0] * len(keys)
     for length, places in places_by_length.items():
-        hashes = _murmur2_positive([keys[place] for place in places], length)
-        for place, hash_ in zip(places, hashes, strict=True):
-            groups[place] = hash_ % max_parallelism
+        some = _key_groups([keys[place] for place in places], length, max_parallelism)
+        for place, group in zip(places, some, strict=True):
+            groups[place] = group
     return groups
 
 
@@ -68,11 +69,25 @@ def key_group(key: bytes, max_parallelism: int) -> int:
     return key_groups((key,), max_parallelism)[0]
 
 
-def _murmur2_positive(keys: Sequence[bytes], length: int) -> tuple[int, ...]:
-    """murmur2 & 0x7fffffff of keys of one length, all at once: key *i* has the 64 bits from 64 * i of one long integer.
+def _key_groups(keys: Sequence[bytes], length: int, max_parallelism: int) -> list[int]:
+    """`key_groups` of keys of one length. The usual 128 groups need the lowest byte of a hash only."""
+    hashes = _murmur2_positive(keys, length)
+    if (lowest := _lowest_bits(max_parallelism)) is not None:
+        return list(hashes[::8].translate(lowest))
+    return [hash_ % max_parallelism for hash_ in unpack(f"<{len(keys)}Q", hashes)]
 
-    A product of two 32-bit numbers fits into 64 bits, so lanes never touch. The mask removes the bits of the next lane
-    that a right shift brings in.
+
+@lru_cache
+def _lowest_bits(count: int) -> bytes | None:
+    """Each byte modulo *count*, if that is the remainder of any number with that lowest byte."""
+    return bytes(byte % count for byte in range(256)) if 256 % count == 0 else None
+
+
+def _murmur2_positive(keys: Sequence[bytes], length: int) -> bytes:
+    """murmur2 & 0x7fffffff of keys of one length, all at once, each little-endian in 64 bits.
+
+    Key *i* has the 64 bits from 64 * i of one long integer. A product of two 32-bit numbers fits into 64 bits, so lanes
+    never touch. The mask removes the bits of the next lane that a right shift brings in.
     """
     count = len(keys)
     ones = int.from_bytes(b"\1\0\0\0\0\0\0\0" * count, "little")
@@ -87,8 +102,7 @@ def _murmur2_positive(keys: Sequence[bytes], length: int) -> tuple[int, ...]:
     if tail < length:
         h = (h ^ _lanes(joined, length, tail, length)) * _M & mask
     h = (h ^ (h >> 13 & mask)) * _M & mask
-    h = (h ^ (h >> 15)) & ones * 0x7FFFFFFF
-    return unpack(f"<{count}Q", h.to_bytes(8 * count, "little"))
+    return ((h ^ h >> 15) & ones * 0x7FFFFFFF).to_bytes(8 * count, "little")
 
 
 def _lanes(joined: bytes, length: int, start: int, end: int) -> int:

@@ -35,15 +35,20 @@ class RateMeter:
     def left(self, records: int, *, since_s: float, until_s: float) -> None:
         """*records* have left by *until_s*. They could have left *since_s*: when others left before them, or when they
         came to an empty place."""
+        self._drop(until_s - self._stretch_s)
         self._left.append(_Left(since_s, until_s, records))
         self._records += records
 
     def lately(self, now_s: float) -> int:
         """The records that left in the stretch of time up to *now_s*."""
         begin_s = now_s - self._stretch_s
-        while self._left and self._left[0].until_s <= begin_s:
-            self._records -= self._left.popleft().records
+        self._drop(begin_s)
         if not self._left or (first := self._left[0]).since_s >= begin_s:
             return self._records
         before = first.records * (begin_s - first.since_s) / (first.until_s - first.since_s)
         return int(self._records - before)
+
+    def _drop(self, begin_s: float) -> None:
+        """Forget what left before *begin_s*."""
+        while self._left and self._left[0].until_s <= begin_s:
+            self._records -= self._left.popleft().records

@@ -35,6 +35,8 @@ class EventTime(Generic[T_contra]):
     - *idle*: the time without new records after which a partition holds back no others; None: it always does.
     - *ahead*: how far a time may lie after the timestamp of its Kafka message; None: any. A record beyond it has no
       usable time, for it would make all others late. Records that are no messages have no such limit.
+    - *max_drift*: how far a partition is read ahead of those whose records are still to come, in event time, so that
+      little waits; sources that meet in an operator likewise. None: as far as it comes.
     - *on_error* for a record without a usable time: "fail", "skip" or ``DeadLetters("topic")``.
     """
 
@@ -43,6 +45,7 @@ class EventTime(Generic[T_contra]):
     disorder: Duration = "0s"
     idle: Duration | None = "1m"
     ahead: Duration | None = AHEAD
+    max_drift: Duration | None = "1m"
     on_error: OnError = "fail"
 
     if TYPE_CHECKING:  # the name of a field fits any record
@@ -50,12 +53,12 @@ class EventTime(Generic[T_contra]):
         @overload
         def __init__(
             self: EventTime[object], at: str, *, disorder: Duration = ..., idle: Duration | None = ...,
-            ahead: Duration | None = ..., on_error: OnError = ...,
+            ahead: Duration | None = ..., max_drift: Duration | None = ..., on_error: OnError = ...,
         ) -> None: ...  # fmt: skip
         @overload
         def __init__(
             self, at: Callable[[T_contra], Any], *, disorder: Duration = ..., idle: Duration | None = ...,
-            ahead: Duration | None = ..., on_error: OnError = ...,
+            ahead: Duration | None = ..., max_drift: Duration | None = ..., on_error: OnError = ...,
         ) -> None: ...  # fmt: skip
         def __init__(self, at: Any, **settings: Any) -> None: ...
 
@@ -79,14 +82,18 @@ class EventTime(Generic[T_contra]):
     def ahead_ms(self) -> int | None:
         return None if self.ahead is None else duration_ms(self.ahead)
 
+    @property
+    def max_drift_ms(self) -> int | None:
+        return None if self.max_drift is None else duration_ms(self.max_drift)
+
     def problems(self, type_: Any) -> Iterator[str]:
         """The mistakes, each with its remedy; *type_* has the field that *at* may name."""
         if isinstance(self.at, str):
             yield from (f"time={problem}" for problem in field_problems(self.at, type_))
         elif not callable(self.at):
             yield f"time={self.at!r} must be the name of a field, a function of a record, or EventTime(...)"
-        for name, duration in (("disorder", self.disorder), ("idle", self.idle), ("ahead", self.ahead)):
-            if duration is not None:
+        for name in ("disorder", "idle", "ahead", "max_drift"):
+            if (duration := getattr(self, name)) is not None:
                 yield from duration_problems(duration, name, least_ms=0)
 
 
@@ -313,11 +320,11 @@ class SharedSource(Source[Any]):
             yield f"on_error= belongs to all that {self.place} reads: give {', '.join(self.members)} the same"
         given = {id: member._given_time for id, member in self.members.items()}
         times = [event_time for event_time in given.values() if event_time is not None]
-        if len({(time.disorder_ms, time.idle_ms) for time in times}) > 1 or any(
+        if len({(time.disorder_ms, time.idle_ms, time.max_drift_ms) for time in times}) > 1 or any(
             time.on_error != times[0].on_error for time in times
         ):
             yield (
-                f"disorder=, idle= and on_error= of EventTime belong to all that {self.place} reads: give "
+                f"disorder=, idle=, max_drift= and on_error= of EventTime belong to all that {self.place} reads: give "
                 f"{', '.join(id for id in given if given[id] is not None)} the same"
             )
         for id, member in self.members.items():

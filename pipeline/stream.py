@@ -875,9 +875,14 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         if window is not None:
             join = WindowJoin(window, how)
         else:
-            within = ("0s", "0s") if within is None else within
-            earliest, latest = within if isinstance(within, tuple) and len(within) == 2 else (str(within), "")
-            join = IntervalJoin(earliest, latest, how)
+            bounds: Any = ("0s", "0s") if within is None else within
+            if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+                self._builder.problem(
+                    f"within={bounds!r} must be two bounds of the right record's time less the left one's, as "
+                    f'within=("-5m", "1h")'
+                )
+                bounds = "0s", "0s"
+            join = IntervalJoin(bounds[0], bounds[1], how)
         return self._join(Kind.JOIN, id, right, join, late, late_right)
 
     @overload

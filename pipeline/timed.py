@@ -7,7 +7,7 @@ The engine makes the operator by the class of it, and all refusals and descripti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -39,6 +39,16 @@ class Timed(ABC):
     @property
     def has_clock(self) -> bool:
         """Whether it goes by the clock, too. Its results then depend on the run."""
+        return False
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether it holds each record until the watermark is there: what is read far ahead is much to hold."""
+        return False
+
+    @property
+    def of_several_keys(self) -> bool:
+        """Whether a state has entries of several keys of a key group."""
         return False
 
     @property
@@ -129,33 +139,39 @@ def _migrated(migrate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class InOrder(Timed):
-    """Gives the records of a key by time. A slot is the time of its records."""
+    """Gives the records of a key by time. A slot is the last time in its blocks of records."""
+
+    holds_records = of_several_keys = True
 
     @property
     def problems(self) -> list[str]:
         return []
 
     def describe(self) -> dict[str, Any]:
-        return {"in_order": "time"}
+        return {"in_order": "time", "in": "blocks"}
 
     def __str__(self) -> str:
         return "in order of time"
 
     def kept_state(self, record: Any) -> Any:
-        """The type of what is kept for a slot: the records, each with its topic, partition and offset."""
-        return UNKNOWN if record is UNKNOWN else list[tuple[str, int, int, record]]
+        """The type of a block: the records, each with its time, key, key group, topic, partition and offset."""
+        return UNKNOWN if record is UNKNOWN else list[tuple[int, bytes, int, str, int, int, record]]
 
 
 @dataclass(frozen=True)
 class Deduplicate(Timed):
     """Leaves out the records of a key within a time after one that it has given.
 
-    A slot is the time of held records, or an end of the time after a record that was given: these share slots.
+    A slot is the last time in its blocks of held records, or an end of the time after records that were given.
     """
 
     within: Duration
     order: Order | Any = "time"
-    by_key = True
+    of_several_keys = True
+
+    @property
+    def holds_records(self) -> bool:
+        return bool(self.order == "time")
 
     @property
     def problems(self) -> list[str]:
@@ -166,7 +182,7 @@ class Deduplicate(Timed):
         return problems
 
     def describe(self) -> dict[str, Any]:
-        return {"deduplicate": self.within_ms, "order": self.order}
+        return {"deduplicate": self.within_ms, "order": self.order, "in": "blocks"}
 
     def __str__(self) -> str:
         return f"within {self.within}, in order of {self.order}"
@@ -175,16 +191,18 @@ class Deduplicate(Timed):
     def within_ms(self) -> int:
         return duration_ms(self.within)
 
-    def slot(self, time: int) -> int:
-        """The slot that remembers a record that was given at *time*: none that it leaves out comes later.
+    def slots(self, times: Iterable[int]) -> list[int]:
+        """The slots that remember records given at *times*, until none that one leaves out can come.
 
         The table is fast with few slots. Two records of a key that are given are `within` apart, so each has its own.
         """
-        return shared_slot(time + self.within_ms - 1, self.within_ms)
+        after, width = self.within_ms - 1, max(1, self.within_ms // SLOTS)
+        return [time + after + -(time + after) % width for time in times]
 
     def kept_state(self, record: Any) -> Any:
-        """The type of what is kept for a slot: the time of a record that was given, and held records; see `InOrder`."""
+        """The type of a block: the keys and the times of records that were given, packed, and held records; see
+        `InOrder`."""
         held = InOrder().kept_state(record)
         if self.order == "arrival":
-            return int
-        return UNKNOWN if held is UNKNOWN else tuple[int | None, held]  # type: ignore[valid-type]  # known here only
+            return tuple[bytes, bytes]
+        return UNKNOWN if held is UNKNOWN else tuple[bytes, bytes, held]  # type: ignore[valid-type]  # known here only

@@ -134,6 +134,10 @@ class Handling(Timed):
         return self.on_clock
 
     @property
+    def holds_records(self) -> bool:
+        return self.needs_times
+
+    @property
     def problems(self) -> list[str]:
         known = get_args(Order)
         return [] if self.order in known else [f"order={self.order!r} must be one of {', '.join(map(repr, known))}"]

@@ -133,6 +133,9 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
     def put(self, slot: int, key: bytes, state: S | None) -> None:
         """Replace a state; None removes it. Nothing else may change *state* from now on."""
 
+    def size(self, state: S) -> int:
+        """The bytes that *state* takes in a checkpoint. Raises `StateUnstorable`."""
+
     def slots_of(self, key: bytes) -> Sequence[int]:
         """The slots with a state of *key*, ascending, until the next change; only in a table made with
         ``by_key=True``."""

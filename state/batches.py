@@ -9,6 +9,7 @@ group with a state, so the pane of a window is its own timer.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import ge
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,15 @@ from exactlyonce.pipeline.errors import require, users_errors
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.slots import TableTimes, key_of, packed_slot, places, slot_of, unpacked_slot
 from exactlyonce.state.state_type import StateType
+
+_append: Callable[[Any, Any], None] = list.append
+exhaust = deque[Any](maxlen=0).extend
+
+
+def append_each(lists: Any, places: Iterable[Any], items: Iterable[Any]) -> None:
+    """Append each of *items* to that of *lists* which is at its place, of *places*."""
+    exhaust(map(_append, map(lists.__getitem__, places), items))
+
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -119,6 +129,10 @@ class TimedStates(StatesTable[S]):
 
     _times: TableTimes
     _by_key: SlotsByKey | None
+
+    def size(self, state: S) -> int:
+        """See `TimedTable.size`."""
+        return len(self.state_type.encode([state], checked=False))
 
     def update(
         self, fn: Callable[[S | None, R], S], slots: Sequence[int], keys: Sequence[bytes], records: Sequence[R]

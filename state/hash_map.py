@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.backend import Table, TimedTable
-from exactlyonce.state.batches import BatchTable, SlotsByKey, StatesTable, TimedStates
-from exactlyonce.state.interval import Interval, TableContents, exhaust
+from exactlyonce.state.batches import BatchTable, SlotsByKey, StatesTable, TimedStates, append_each, exhaust
+from exactlyonce.state.interval import Interval, TableContents
 from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.slots import Slots, TableTimes, key_of, packed_slot, unpacked_slot
 from exactlyonce.state.snapshot import Snapshot, SnapshotHistory
@@ -22,7 +22,6 @@ from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
 
 S = TypeVar("S")
-_append: Callable[[Any, Any], None] = list.append
 _note: Callable[[Any, Any], None] = dict.setdefault
 
 
@@ -95,7 +94,7 @@ class HashMapStates(StatesTable[S]):
 
     def _take(self, keys: Sequence[bytes], groups: Sequence[int]) -> None:
         """Note new *keys*, which are in *groups*."""
-        exhaust(map(_append, map(self._interval.added.__getitem__, groups), keys))
+        append_each(self._interval.added, groups, keys)
 
 
 class KeyedTable(HashMapStates[S], BatchTable[S]):

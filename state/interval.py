@@ -13,15 +13,16 @@ those of a class that none was read back as (`SectionWriter`).
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress, islice, repeat
 from operator import not_
 from types import NoneType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
+from exactlyonce.state.batches import append_each, exhaust
 from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.slots import KeyLayout
@@ -38,8 +39,6 @@ encoding, or more."""
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
 _DONE = object()
-_append: Callable[[Any, Any], None] = list.append
-exhaust = deque[Any](maxlen=0).extend
 T = TypeVar("T")
 ByGroup = defaultdict[int, list[T]]
 
@@ -145,8 +144,8 @@ class Interval(Generic[S]):
                 self._delete(compress(zip(some, groups, strict=True), map(not_, present)), deleted)
                 some, groups = list(compress(some, present)), list(compress(groups, present))
                 some_states = list(compress(some_states, present))
-            exhaust(map(_append, map(keys.__getitem__, groups), some))
-            exhaust(map(_append, map(states.__getitem__, groups), some_states))
+            append_each(keys, groups, some)
+            append_each(states, groups, some_states)
             yield
         while self._parts:
             self._parts.pop()  # not all at once: that takes time, too

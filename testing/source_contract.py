@@ -30,6 +30,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import (
+    Divide,
     RangeContext,
     Readable,
     ReaderClients,
@@ -81,6 +82,9 @@ class SourceContract(Contract):
     repeats = True
     """Whether an offset has the same record ever after; else a range cannot be read."""
 
+    divide: Divide | None = None
+    """Divides a batch among splits, of which the reader may have fetched records; None: they come as they are read."""
+
     def identity(self, split: int) -> str:
         """The identity of a split: of a topic its id, which changes if it is recreated under its name."""
         raise NotImplementedError
@@ -130,6 +134,7 @@ class SourceContract(Contract):
             positions=self.beginning() if positions is None else positions,
             targets={target.partition: target.offset for target in targets} or None,
             clients=self.clients(),
+            divide=self.divide,
         )
         reader = self.readable().open_reader(context)
         self._to_close.append(reader)

@@ -61,7 +61,7 @@ def files(folder: Path) -> set[str]:
 def test_the_wheel_is_the_tree(repository: list[Path], unpacked: Path) -> None:
     expected = {f"exactlyonce/{path}" for path in repository if path.parts[0] in PACKAGES}
     modules = ("__init__.py", "errors.py", "py.typed", "savepoints.py", "spark.py")
-    expected |= {f"exactlyonce/{name}" for name in modules}
+    expected |= {f"exactlyonce/{name}" for name in modules} | {"pyspark_exactlyonce.py"}
     assert {path for path in files(unpacked) if ".dist-info/" not in path} == expected
 
 

@@ -197,7 +197,7 @@ def test_no_secret_is_shown(place: Place) -> None:
     assert run.returncode == 0, shown
     for words in (
         ["explain", "ordering:pipeline"], ["checkpoints", "secrets", "--json"], ["checkpoints", "secrets"],
-        ["state", "secrets", "--json"], ["transactions", "list", "ordering:pipeline", "--json"],
+        ["state", "show", "secrets", "--json"], ["transactions", "list", "ordering:pipeline", "--json"],
         ["top", "secrets", "--json"], ["doctor", "ordering:pipeline", "--json"],
         ["savepoints", "list", "secrets", "--json"],
         ["acls", "ordering:pipeline", "--principal", "User:alice"], ["audit", "ordering:pipeline", "--json"],

@@ -1,6 +1,6 @@
-"""Pipelines on Bytewax, at least once: python bytewax_pipelines.py totals|counts SERVERS INPUT OUTPUT FOLDER.
+"""Pipelines on Bytewax, at least once: python bytewax_pipelines.py WORK SERVERS INPUT OUTPUT FOLDER.
 
-`totals` is a running total per customer; `counts` the orders per customer in windows of 10 s, final results only.
+WORK is `totals` or `counts` of work.py.
 """
 
 import sys

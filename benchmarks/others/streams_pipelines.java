@@ -1,8 +1,12 @@
-import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.annotation.JsonPropertyOrder;
 import com.fasterxml.jackson.databind.ObjectMapper;
-import com.fasterxml.jackson.databind.node.ObjectNode;
+import com.fasterxml.jackson.databind.ObjectReader;
+import com.fasterxml.jackson.databind.ObjectWriter;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.time.Duration;
 import java.util.Properties;
+import java.util.function.ToLongFunction;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.common.serialization.Serde;
@@ -14,97 +18,183 @@ import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.kstream.Consumed;
 import org.apache.kafka.streams.kstream.EmitStrategy;
 import org.apache.kafka.streams.kstream.Grouped;
+import org.apache.kafka.streams.kstream.JoinWindows;
+import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.TimeWindows;
+import org.apache.kafka.streams.processor.PunctuationType;
 import org.apache.kafka.streams.processor.api.Processor;
 import org.apache.kafka.streams.processor.api.ProcessorContext;
 import org.apache.kafka.streams.processor.api.Record;
+import org.apache.kafka.streams.state.KeyValueIterator;
 import org.apache.kafka.streams.state.KeyValueStore;
 import org.apache.kafka.streams.state.Stores;
 
-/** Pipelines on Kafka Streams, exactly once: java -cp JARS streams_pipelines.java totals|counts SERVERS INPUT OUTPUT FOLDER
- * `totals` is a running total per customer; `counts` the orders per customer in windows of 10 s, final results only. */
-public class Pipelines {
-    static final String STORE = "totals";
+/** Pipelines on Kafka Streams, exactly once: java -cp JARS StreamsPipelines WORK SERVERS INPUTS OUTPUT FOLDER
+ * WORK is one of those in work.py. Stores are in memory but for the join, with changelogs. */
+class StreamsPipelines {
+    static final String STORE = "store";
     static final Duration SIZE = Duration.ofSeconds(10);
     static final Duration GRACE = Duration.ofSeconds(2);
     /** Longer than SIZE and GRACE: a store drops windows before they are emitted, if time jumps further than this. */
     static final Duration RETENTION = Duration.ofMinutes(1);
-    static final ObjectMapper JSON = new ObjectMapper();
+    static final Duration PAID_WITHIN = Duration.ofSeconds(5);
+    static final Duration REMEMBERED = Duration.ofHours(1);
 
-    static byte[] encode(JsonNode node) {
-        try {
-            return JSON.writeValueAsBytes(node);
-        } catch (java.io.IOException error) {
-            throw new java.io.UncheckedIOException(error);
-        }
+    public static class Order {
+        public long id;
+        public String customer;
+        public long total;
+        public long ts;
     }
 
-    static JsonNode decode(byte[] bytes) {
-        try {
-            return JSON.readTree(bytes);
-        } catch (java.io.IOException error) {
-            throw new java.io.UncheckedIOException(error);
-        }
+    public static class Payment {
+        public long id;
+        public long order;
+        public long amount;
+        public long ts;
     }
 
-    static class Adder implements Processor<String, byte[], String, byte[]> {
-        private ProcessorContext<String, byte[]> context;
+    @JsonPropertyOrder({"customer", "sum", "ts"})
+    public record Total(String customer, long sum, long ts) {}
+
+    @JsonPropertyOrder({"customer", "start", "count"})
+    public record Counted(String customer, long start, long count) {}
+
+    @JsonPropertyOrder({"order", "customer", "total", "amount"})
+    public record Paid(long order, String customer, long total, long amount) {}
+
+    static <T> Serde<T> json(Class<T> type) {
+        ObjectMapper mapper = new ObjectMapper();
+        ObjectReader reader = mapper.readerFor(type);
+        ObjectWriter writer = mapper.writerFor(type);
+        return Serdes.serdeFrom((topic, value) -> {
+            try {
+                return writer.writeValueAsBytes(value);
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
+        }, (topic, bytes) -> {
+            try {
+                return reader.readValue(bytes);
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
+        });
+    }
+
+    static final Serde<Order> ORDER = json(Order.class);
+
+    /** The event time of a record: its number in ms, less up to 1.5 s. */
+    static long eventMs(long id) {
+        return id + 2000 - id * 7919 % 1500;
+    }
+
+    static <T> KStream<String, T> read(StreamsBuilder builder, String topic, Serde<T> serde, ToLongFunction<T> id) {
+        return builder.stream(topic, Consumed.with(Serdes.String(), serde).withTimestampExtractor((record, before) -> {
+            @SuppressWarnings("unchecked")
+            T value = (T) record.value();
+            return eventMs(id.applyAsLong(value));
+        }));
+    }
+
+    static class Adder implements Processor<String, Order, String, Total> {
+        private ProcessorContext<String, Total> context;
         private KeyValueStore<String, Long> totals;
 
         @Override
-        public void init(ProcessorContext<String, byte[]> context) {
+        public void init(ProcessorContext<String, Total> context) {
             this.context = context;
             this.totals = context.getStateStore(STORE);
         }
 
         @Override
-        public void process(Record<String, byte[]> record) {
-            JsonNode order = decode(record.value());
-            String customer = order.get("customer").asText();
-            Long before = totals.get(customer);
-            long sum = (before == null ? 0 : before) + order.get("total").asLong();
-            totals.put(customer, sum);
-            ObjectNode total = JSON.createObjectNode();
-            total.put("customer", customer).put("sum", sum).put("ts", order.get("ts").asLong());
-            context.forward(record.withKey(customer).withValue(encode(total)));
+        public void process(Record<String, Order> record) {
+            Order order = record.value();
+            Long before = totals.get(order.customer);
+            long sum = (before == null ? 0 : before) + order.total;
+            totals.put(order.customer, sum);
+            context.forward(record.withKey(order.customer).withValue(new Total(order.customer, sum, order.ts)));
         }
     }
 
-    static byte[] result(String customer, long start, long count) {
-        ObjectNode node = JSON.createObjectNode();
-        node.put("customer", customer).put("start", start).put("count", count);
-        return encode(node);
+    static class First implements Processor<String, Order, String, Order> {
+        private ProcessorContext<String, Order> context;
+        private KeyValueStore<Long, Long> seen;
+
+        @Override
+        public void init(ProcessorContext<String, Order> context) {
+            this.context = context;
+            this.seen = context.getStateStore(STORE);
+            context.schedule(REMEMBERED.dividedBy(6), PunctuationType.STREAM_TIME, this::forget);
+        }
+
+        @Override
+        public void process(Record<String, Order> record) {
+            Long before = seen.get(record.value().id);
+            if (before == null || Math.abs(record.timestamp() - before) >= REMEMBERED.toMillis()) {
+                seen.put(record.value().id, record.timestamp());
+                context.forward(record);
+            }
+        }
+
+        private void forget(long now) {
+            try (KeyValueIterator<Long, Long> all = seen.all()) {
+                while (all.hasNext()) {
+                    KeyValue<Long, Long> entry = all.next();
+                    if (entry.value <= now - REMEMBERED.toMillis()) {
+                        seen.delete(entry.key);
+                    }
+                }
+            }
+        }
     }
 
     static void totals(StreamsBuilder builder, String input, String output) {
         builder.addStateStore(
             Stores.keyValueStoreBuilder(Stores.inMemoryKeyValueStore(STORE), Serdes.String(), Serdes.Long()));
-        builder.stream(input, Consumed.with(Serdes.String(), Serdes.ByteArray()))
+        builder.stream(input, Consumed.with(Serdes.String(), ORDER))
             .process(Adder::new, STORE)
-            .to(output, Produced.with(Serdes.String(), Serdes.ByteArray()));
+            .to(output, Produced.with(Serdes.String(), json(Total.class)));
     }
 
     static void counts(StreamsBuilder builder, String input, String output) {
-        Serde<JsonNode> json = Serdes.serdeFrom((topic, node) -> encode(node), (topic, bytes) -> decode(bytes));
-        builder.stream(input, Consumed.with(Serdes.String(), json).withTimestampExtractor((record, before) -> {
-                long id = ((JsonNode) record.value()).get("id").asLong();
-                return id + 2000 - id * 7919 % 1500;
-            }))
-            .groupByKey(Grouped.with(Serdes.String(), json))
+        read(builder, input, ORDER, order -> order.id)
+            .groupByKey(Grouped.with(Serdes.String(), ORDER))
             .windowedBy(TimeWindows.ofSizeAndGrace(SIZE, GRACE))
             .emitStrategy(EmitStrategy.onWindowClose())
-            .count(Materialized.<String, Long>as(
-                    Stores.inMemoryWindowStore("counts", RETENTION, SIZE, false))
+            .count(Materialized.<String, Long>as(Stores.inMemoryWindowStore(STORE, RETENTION, SIZE, false))
                 .withKeySerde(Serdes.String()).withValueSerde(Serdes.Long()))
             .toStream()
-            .map((at, count) -> KeyValue.pair(at.key(), result(at.key(), at.window().start(), count)))
-            .to(output, Produced.with(Serdes.String(), Serdes.ByteArray()));
+            .map((at, count) -> KeyValue.pair(at.key(), new Counted(at.key(), at.window().start(), count)))
+            .to(output, Produced.with(Serdes.String(), json(Counted.class)));
+    }
+
+    /** In RocksDB, the default: windows in memory are searched time by time. */
+    static void payments(StreamsBuilder builder, String input, String other, String output) {
+        Serde<Payment> payment = json(Payment.class);
+        read(builder, input, ORDER, order -> order.id)
+            .join(read(builder, other, payment, paid -> paid.id),
+                (order, paid) -> new Paid(order.id, order.customer, order.total, paid.amount),
+                JoinWindows.ofTimeDifferenceAndGrace(PAID_WITHIN, GRACE).before(Duration.ZERO),
+                StreamJoined.with(Serdes.String(), ORDER, payment))
+            .selectKey((id, paid) -> paid.customer)
+            .to(output, Produced.with(Serdes.String(), json(Paid.class)));
+    }
+
+    static void once(StreamsBuilder builder, String input, String output) {
+        builder.addStateStore(
+            Stores.keyValueStoreBuilder(Stores.inMemoryKeyValueStore(STORE), Serdes.Long(), Serdes.Long()));
+        read(builder, input, ORDER, order -> order.id)
+            .process(First::new, STORE)
+            .to(output, Produced.with(Serdes.String(), ORDER));
     }
 
     public static void main(String[] args) {
-        String work = args[0], input = args[2], output = args[3];
+        String[] inputs = args[2].split(",");
+        String output = args[3];
         Properties settings = new Properties();
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[1]);
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, output + "-streams");
@@ -117,10 +207,12 @@ public class Pipelines {
         settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG), "earliest");
         settings.put(StreamsConfig.producerPrefix(ProducerConfig.LINGER_MS_CONFIG), 5);
         StreamsBuilder builder = new StreamsBuilder();
-        if (work.equals("totals")) {
-            totals(builder, input, output);
-        } else {
-            counts(builder, input, output);
+        switch (args[0]) {
+            case "totals" -> totals(builder, inputs[0], output);
+            case "counts" -> counts(builder, inputs[0], output);
+            case "payments" -> payments(builder, inputs[0], inputs[1], output);
+            case "once" -> once(builder, inputs[0], output);
+            default -> throw new IllegalArgumentException(args[0]);
         }
         KafkaStreams streams = new KafkaStreams(builder.build(), settings);
         Runtime.getRuntime().addShutdownHook(new Thread(streams::close));

@@ -114,7 +114,8 @@ class PatternReader(KafkaReader):
         self._numbers: dict[tuple[str | None, int | None], int] = {}
         self._is_bounded = context.targets is not None
         config, make = context.clients.consumers(place)
-        super().__init__(context.source, place, {}, context.targets or {}, config, topic_id="", make=make)
+        targets, divide = context.targets or {}, context.divide
+        super().__init__(context.source, place, {}, targets, config, topic_id="", make=make, divide=divide)
         for position in context.positions:
             self._note(position)
 

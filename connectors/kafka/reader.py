@@ -22,6 +22,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Me
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.confluent import make_consumer
 from exactlyonce.connectors.kafka.errors import Meaning, meaning_of, raise_unless_passing
+from exactlyonce.connectors.source import Divide
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 INTERVAL_MS = 5_000
@@ -112,6 +113,14 @@ _partition = cast("Callable[[Message], int]", Message.partition)
 offset_of = cast("Callable[[Message], int]", Message.offset)
 """A consumed message always has both."""
 
+FETCHED_BYTES_MAX = 64 << 20
+"""What is fetched and not yet returned, where a batch is divided among partitions: those that have some are paused then
+until those that have none have come."""
+MESSAGE_BYTES = 300
+"""About what a message takes beside its value."""
+LOOK_RECORDS, LOOKS_MAX = 2_000, 5
+"""So many messages are fetched at a time, and so often in one `poll`, in search of partitions that have none: however
+small a batch is, they may be behind thousands of others."""
 FETCH_BACKOFF_MS = 10
 """The pause of the client after a full queue. Its default of a second starves a fast loop."""
 ASK_TIMEOUT_S = 1.0
@@ -145,6 +154,60 @@ def exact_consumer(config: Mapping[str, Any]) -> Consumer:
     )
 
 
+class FetchBuffer:
+    """What was fetched and not returned, where a batch is divided. It does no I/O: the reader pauses and resumes."""
+
+    def __init__(self) -> None:
+        self.messages: dict[int, list[Message]] = {}
+        """By partition, of those that have any; to be read only."""
+        self._bytes = 0
+        self.paused = set[int]()
+        """The partitions of which nothing is fetched now: enough is."""
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """The number of messages by partition."""
+        return {split: len(messages) for split, messages in self.messages.items()}
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether no more needs to be fetched, unless a partition has none."""
+        return self._bytes >= FETCHED_BYTES_MAX or sum(map(len, self.messages.values())) >= 2 * LOOK_RECORDS
+
+    def add(self, messages: Sequence[Message], runs: Iterable[tuple[int, int]]) -> None:
+        """Keep *messages*, whose (split, count) are *runs*."""
+        end = 0
+        for split, count in runs:
+            end += count
+            self.messages.setdefault(split, []).extend(messages[end - count : end])
+        self._bytes += _size_of(messages)
+
+    def take(self, runs: Iterable[tuple[int, int]]) -> list[Message]:
+        """Take out the first messages of each split, as many as *runs* say."""
+        taken: list[Message] = []
+        for split, count in runs:
+            messages = self.messages[split]
+            taken += messages[:count]
+            del messages[:count]
+            if not messages:
+                del self.messages[split]
+        self._bytes -= _size_of(taken)
+        return taken
+
+    def pause(self) -> set[int]:
+        """The partitions to pause: those that have some, if that is much. The client forgets what more it had fetched
+        of them."""
+        more = self.messages.keys() - self.paused if self._bytes >= FETCHED_BYTES_MAX else set[int]()
+        self.paused |= more
+        return more
+
+    def resume(self) -> set[int]:
+        """The partitions to resume: paused ones of which little is left."""
+        few = {split for split in self.paused if len(self.messages.get(split, ())) < LOOK_RECORDS}
+        self.paused -= few
+        return few
+
+
 @dataclass
 class KafkaReader:
     """Reads *topic*; `poll` hands out messages in order within each partition, whose topic is *place*."""
@@ -166,14 +229,19 @@ class KafkaReader:
     runs: list[tuple[int, int]] = field(default_factory=list)
     """(partition, count) of the last batch, in order."""
     make: Callable[[Mapping[str, Any]], Consumer] = exact_consumer
+    divide: Divide | None = field(kw_only=True, default=None)
+    """Chooses the records of each batch, of those that were fetched; None: they are returned as they come."""
     _consumer: Consumer | None = None
     _unfinished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.place = self.place or self.topic
         self._silence = Silence(lambda: map(self.place_of, self.offsets))
-        self._at_end: list[int] = []
-        """The partitions whose end the last `poll` has met."""
+        self._at_end = set[int]()
+        """The partitions whose end the client has met, and of which it has fetched nothing since."""
+        self._met: dict[int, int] = {}
+        """The end of those of them that `offsets` has not passed."""
+        self._buffer = FetchBuffer()
 
     def open(self) -> None:
         self._unfinished = {p for p, target in self.targets.items() if p in self.offsets and self.offsets[p] < target}
@@ -230,47 +298,111 @@ class KafkaReader:
     def finished(self) -> bool:
         return bool(self.targets) and not self._unfinished
 
+    @property
+    def _client(self) -> Consumer:
+        """The consumer, once a partition is read."""
+        assert self._consumer is not None
+        return self._consumer
+
     def poll(self, records_max: int, timeout_s: float) -> Sequence[Any]:
         """Up to *records_max* messages; waits up to *timeout_s* for the first. Sets `runs` and moves `offsets`."""
         self.runs = []
         if self._consumer is None:
             return []
-        messages = self._consumer.consume(records_max, timeout_s)
-        if any(map(Message.error, messages)):
-            messages = self._without_events(messages)
+        if self.divide is None:
+            messages, runs = self._fetch(records_max, timeout_s)
+        else:
+            messages, runs = self._divided(self.divide, records_max, timeout_s)
         end = 0
-        for partition, count in _runs(self.splits_of(messages)):
+        for partition, count in runs:
             end += count
             self.runs.append((partition, count))
             offset = self.offsets[partition] = offset_of(messages[end - 1]) + 1
             self.epochs[partition] = epoch_of(messages[end - 1])
             if partition in self._unfinished and offset >= self.targets[partition]:
                 self._unfinished.discard(partition)
-        if self._at_end:
-            self._pass_invisible()
+        if passed := [split for split in self._met if split not in self._buffer.messages]:
+            self._pass_invisible(passed)
         return at_place(messages, self.topic, self.place)
 
-    def _pass_invisible(self) -> None:
+    def _divided(
+        self, divide: Divide, records_max: int, timeout_s: float
+    ) -> tuple[list[Message], list[tuple[int, int]]]:
+        """The messages that *divide* chooses of those that were fetched, and their runs."""
+        buffer, missing = self._buffer, self._missing_splits()
+        for look in range(LOOKS_MAX):
+            if not missing and (look or buffer.has_enough):
+                break
+            messages, runs = self._fetch(LOOK_RECORDS, timeout_s if look == 0 else 0.0)
+            buffer.add(messages, runs)
+            if more := buffer.pause():
+                self._client.pause(self._partitions(more))
+            missing = self._missing_splits()
+            if not messages:
+                break
+        runs = divide(buffer.counts, missing, records_max)
+        chosen = buffer.take(runs)
+        if few := buffer.resume():
+            self._client.resume(self._partitions(few))
+        return chosen, runs
+
+    def _partitions(self, splits: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(*self.place_of(split)) for split in splits]
+
+    def _missing_splits(self) -> list[int]:
+        """The partitions without a fetched message that are not known to be at their end."""
+        fetched = self._buffer.messages
+        return [
+            split
+            for split in self.offsets
+            if split not in fetched and split not in self._at_end and not self._is_read(split)
+        ]
+
+    def _is_read(self, split: int) -> bool:
+        """Whether all visible records of a partition were returned, as far as is known without a request."""
+        return 0 <= self._known_end(split) <= self.offsets[split]
+
+    def _known_end(self, split: int) -> int:
+        """The end of a partition, as far as it is known without a request; less than 0: it is not."""
+        _, end = self._client.get_watermark_offsets(TopicPartition(*self.place_of(split)), cached=True)
+        return end
+
+    def _fetch(self, records_max: int, timeout_s: float) -> tuple[list[Message], list[tuple[int, int]]]:
+        """The next messages of the client, and their runs."""
+        messages = self._client.consume(records_max, timeout_s)
+        ends: list[tuple[Message, int]] = []
+        if any(map(Message.error, messages)):
+            messages = self._without_events(messages, ends)
+        runs = _runs(self.splits_of(messages))
+        if self._at_end:
+            for split, _ in runs:
+                self._at_end.discard(split)
+                self._met.pop(split, None)
+        for end, before in ends:
+            (split,) = self.splits_of([end])
+            if split not in self.splits_of(messages[before:]):
+                self._at_end.add(split)
+                self._met[split] = offset_of(end)
+        return messages, runs
+
+    def _pass_invisible(self, splits: Sequence[int]) -> None:
         """Go on after markers and aborted records at the ends of partitions, as the client has done."""
-        assert self._consumer is not None
-        places = [TopicPartition(*self.place_of(split)) for split in self._at_end]
-        for split, passed in zip(self._at_end, self._consumer.position(places), strict=True):
+        for split, passed in zip(splits, self._client.position(self._partitions(splits)), strict=True):
             if passed.offset > self.offsets[split]:
                 self.offsets[split] = passed.offset
                 self.epochs[split] = -1 if passed.leader_epoch is None else passed.leader_epoch
-        self._at_end.clear()
+            if self._met.pop(split) >= self.targets.get(split, 0):
+                self._unfinished.discard(split)
 
-    def _without_events(self, messages: list[Message]) -> list[Message]:
-        kept = []
+    def _without_events(self, messages: list[Message], ends: list[tuple[Message, int]]) -> list[Message]:
+        """*messages* that are records. *ends* gets the ends of partitions, each with the number of records before."""
+        kept: list[Message] = []
         for message in messages:
             error = message.error()
             if error is None:
                 kept.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                (split,) = self.splits_of([message])
-                self._at_end.append(split)
-                if offset_of(message) >= self.targets.get(split, 0):
-                    self._unfinished.discard(split)
+                ends.append((message, len(kept)))
             else:
                 self._raise(error, message, kept)
         return kept
@@ -281,6 +413,7 @@ class KafkaReader:
         topic, partition = message.topic() or self.topic, message.partition()
         where = self.name_of(topic) if partition is None or partition < 0 else f"{self.name_of(topic)}[{partition}]"
         split = self.split_of(topic, partition)
+        before = [*self._buffer.messages.get(-1 if split is None else split, ()), *before]
         last = next((offset_of(m) for m in reversed(before) if (m.topic(), m.partition()) == (topic, partition)), None)
         read = self.offsets.get(-1 if split is None else split, min(self.offsets.values()))
         wanted = read if last is None else last + 1
@@ -329,9 +462,8 @@ class KafkaReader:
 
     def _watermarks(self, topic: str, partition: int) -> tuple[int, int] | None:
         """The first offset and the end, as the leader says now; None: it does not answer."""
-        assert self._consumer is not None
         try:
-            first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=HALT_TIMEOUT_S)
+            first, end = self._client.get_watermark_offsets(TopicPartition(topic, partition), timeout=HALT_TIMEOUT_S)
         except KafkaException:
             return None
         return first, end
@@ -340,12 +472,9 @@ class KafkaReader:
         if self._consumer is None:
             return set()
         quiet = set[int]()
-        for split, offset in self.offsets.items():
-            place = self.place_of(split)
-            if place not in self._silence.missed:
-                _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-                if 0 <= end <= offset:
-                    quiet.add(split)
+        for split in self.offsets:
+            if self.place_of(split) not in self._silence.missed and self._is_read(split):
+                quiet.add(split)
         asked = sorted(quiet & {*ask})
         ends = self._ends(asked) if asked else []
         return quiet - {split for split, end in zip(asked, ends, strict=True) if not 0 <= end <= self.offsets[split]}
@@ -353,10 +482,9 @@ class KafkaReader:
     def _ends(self, splits: Sequence[int]) -> list[int]:
         """The ends of the partitions, as their leaders say now; -1: one does not answer. A leader answers after
         the fetch that waits there, so one request asks it about all of its partitions."""
-        assert self._consumer is not None
         latest = [TopicPartition(*self.place_of(split), OFFSET_END) for split in splits]
         try:
-            known = self._consumer.offsets_for_times(latest, ASK_TIMEOUT_S)
+            known = self._client.offsets_for_times(latest, ASK_TIMEOUT_S)
         except KafkaException:
             return [-1] * len(splits)
         return [partition.offset if partition.error is None else -1 for partition in known]
@@ -380,8 +508,8 @@ class KafkaReader:
         lags = {}
         for split, offset in self.offsets.items():
             topic, partition = self.place_of(split)
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
-            lags[self.name_of(topic), partition] = max(0, end - offset, self.targets.get(split, 0) - offset)
+            end = max(self._known_end(split), self.targets.get(split, 0))
+            lags[self.name_of(topic), partition] = max(0, end - offset)
         return lags
 
     def logs(self) -> tuple[()]:
@@ -406,12 +534,17 @@ def epoch_of(message: Message) -> int:
     return -1 if epoch is None else epoch
 
 
-def _runs(partitions: list[int]) -> Iterable[tuple[int, int]]:
+def _size_of(messages: Sequence[Message]) -> int:
+    """About the memory of *messages*, in bytes."""
+    return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
+
+
+def _runs(partitions: list[int]) -> list[tuple[int, int]]:
     """Run lengths; most batches are of one partition.
 
-    >>> list(_runs([3, 3, 1]))
+    >>> _runs([3, 3, 1])
     [(3, 2), (1, 1)]
     """
     if partitions and partitions.count(partitions[0]) == len(partitions):
-        return ((partitions[0], len(partitions)),)
-    return ((partition, len(list(group))) for partition, group in groupby(partitions))
+        return [(partitions[0], len(partitions))]
+    return [(partition, len(list(group))) for partition, group in groupby(partitions)]

@@ -398,6 +398,7 @@ class KafkaSource(Source[T]):
             config=config,
             epochs={position.partition: position.leader_epoch for position in positions if position.leader_epoch >= 0},
             make=make,
+            divide=context.divide,
         )
 
     def open_range(self, context: RangeContext) -> SplitReader:

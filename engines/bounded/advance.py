@@ -324,7 +324,7 @@ def _publications(
     topics = _topics(physical)
     for sink, staged in sorted(outputs_by_sink(receipts).items()):
         partitions = sorted({partition for file in staged for partition in file.counts})
-        outputs = stage_messages(f"{common.files}publish-{sink}", [staged])
+        (outputs,) = stage_messages(f"{common.files}publish-{sink}", [staged])
         records, size = sum(file.records for file in staged), sum(file.file.size for file in staged)
         worthwhile = max(-(-records // PUBLISHER_RECORDS), -(-size // PUBLISHER_BYTES))
         publishers = min(physical.parallelism, len(partitions), worthwhile)

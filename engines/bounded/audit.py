@@ -56,7 +56,6 @@ from exactlyonce.engines.bounded.unit.lane_audit import (
 from exactlyonce.engines.bounded.unit.messages import LANE, PARTITION, WorkPlace
 from exactlyonce.engines.bounded.unit.staging import stage_messages
 from exactlyonce.engines.bounded.unit.visible_lanes import (
-    COMMON,
     AuditedOutput,
     Claim,
     ClaimedPartition,
@@ -163,11 +162,9 @@ class VisibleRecords:
             },
         )
         partitions = [ClaimedPartition(*place, tuple(own), to_end) for place, own in sorted(self.claims.items())]
-        file = stage_messages(f"{files}partitions", [common, *partitions])
+        of_all, *places = stage_messages(f"{files}partitions", [common, *partitions])
         settings = client.as_text
-        work = [
-            _encode(WorkPlace(PARTITION, settings, file, number)) for number, _ in enumerate(partitions, COMMON + 1)
-        ]
+        work = [_encode(WorkPlace(PARTITION, settings, (of_all, place))) for place in places]
         unread: dict[str, str] = {}
         for answer in submit(f"{self._graph.pipeline_id}: audit, read the output", work):
             visible = _partition_decoder.decode(answer)
@@ -499,9 +496,8 @@ class Audit:
         lanes = [lane for recomputed in again for lane in self._lanes(recomputed, present, files)]
         if not lanes:
             return []
-        file = stage_messages(f"{files}lanes", lanes)
         settings = self._client.as_text
-        work = [_encode(WorkPlace(LANE, settings, file, number)) for number, _ in enumerate(lanes)]
+        work = [_encode(WorkPlace(LANE, settings, (place,))) for place in stage_messages(f"{files}lanes", lanes)]
         first, last = again[0].manifest.checkpoint, again[-1].manifest.checkpoint
         checkpoints = f"checkpoint {first}" if first == last else f"checkpoints {first} to {last}"
         answers = executors.submit(f"{self._report.pipeline}: {checkpoints}, compare", work)
@@ -511,9 +507,8 @@ class Audit:
         """The lanes that have expected or visible records."""
         manifest, visible = recomputed.manifest, self._visible
         for sink, topic in ((output.sink, output.topic) for output in manifest.sinks):
-            outputs = stage_messages(
-                f"{files}outputs-{manifest.checkpoint}-{sink}", [[*recomputed.files.get(sink, ())]]
-            )
+            staged = [*recomputed.files.get(sink, ())]
+            (outputs,) = stage_messages(f"{files}outputs-{manifest.checkpoint}-{sink}", [staged])
             now = [present[topic]] if topic in present else []
             counts = tuple(counts_before(self._history, manifest, sink, now))
             for number in recomputed.lanes(sink):

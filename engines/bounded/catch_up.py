@@ -68,6 +68,10 @@ SMALL_UNITS = 16
 """Of all stages."""
 UNIT_RECORDS = 1_000_000
 """The records of a chunk for each unit of a stage."""
+UNIT_RECORDS_FIRST = 100_000
+"""Those of the first chunk, which nothing is measured for."""
+PRESUMED_BYTES, PRESUMED_MS = 1_000, 0.01
+"""A record of the first chunk stages no more, and takes a publication no longer, as a rule."""
 CHUNK_RECORDS_MIN = 100_000
 """The size of a chunk that is tried even if it may not fit into the staging room."""
 Counted = tuple[str, str, int]
@@ -286,8 +290,8 @@ class CatchUp:
             self._subtasks_max = _refuse_too_wide(physical, connections)
 
     def choose_parallelism(self, executors: Executors) -> None:
-        """Unless the parallelism is known, take one unit for each core."""
-        if self.parallelism is None:
+        """Unless the parallelism is known, or there is nothing to read, take one unit for each core."""
+        if self.parallelism is None and (self.follow or self.no_output or self.records != 0):
             self.parallelism = default_parallelism(executors.cores(), self._subtasks_max, self.progress.note)
             self.options = replace(self.options, parallelism=self.parallelism)
 
@@ -391,7 +395,12 @@ class CatchUp:
             return with_heartbeat(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
 
         publish = partial(with_upkeep, in_process_keeping) if self.follow else None
-        most = self.chunk_records or CHUNK_RECORDS
+        most = self.chunk_records or first_chunk_records(
+            summary.parallelism,
+            min((partitions for _, _, partitions in connections.pipeline_topics.outputs.foreseen), default=None),
+            free_bytes=free_bytes(staging),
+            timeout_ms=connections.transaction_timeout_ms,
+        )
         while self._is_left(remaining, summary.manifest) and not self.stopping.is_set():
             chunk = first_part(remaining, most, OPEN_READERS_MAX * summary.parallelism)
             if self.no_output and summary.manifest.kind != HISTORY:  # a savepoint, or the end of another history
@@ -444,6 +453,28 @@ def follow_pause_s(idle_s: float) -> float:
     [0.1, 0.4, 1.0]
     """
     return min(FOLLOW_PAUSE_MAX_S, max(FOLLOW_PAUSE_MIN_S, idle_s / 10))
+
+
+def first_chunk_records(parallelism: int, partitions: int | None, *, free_bytes: int | None, timeout_ms: int) -> int:
+    """The records of the first chunk: `UNIT_RECORDS_FIRST` for each unit, so that units have some work, and
+    CHUNK_RECORDS at least; as many as presumably fit, see `chunk_records`.
+
+    *partitions* are those of the output topic with the fewest, which bound its publishers; None: there is no output.
+
+    >>> [first_chunk_records(units, 200, free_bytes=None, timeout_ms=900_000) for units in (2, 400, 2_000)]
+    [5000000, 40000000, 200000000]
+    >>> [first_chunk_records(2_000, 1, free_bytes=free, timeout_ms=900_000) for free in (None, 20_000_000_000)]
+    [22500000, 10000000]
+    """
+    publishers = parallelism if partitions is None else min(parallelism, partitions)
+    presumed = chunk_records(
+        parallelism,
+        offset_bytes=PRESUMED_BYTES,
+        free_bytes=free_bytes,
+        offset_ms=PRESUMED_MS / publishers,
+        timeout_ms=timeout_ms,
+    )
+    return max(CHUNK_RECORDS, min(UNIT_RECORDS_FIRST * parallelism, presumed))
 
 
 def chunk_records(

@@ -304,10 +304,7 @@ class Diff:
     ) -> Iterator[SinkDiff]:
         for sink in sorted({*sides[0], *sides[1]}):
             outputs = [side.get(sink, []) for side in sides]
-            old, new = (
-                stage_messages(f"{files}compare-{sink}-{side}", [of_side])
-                for side, of_side in zip(("old", "new"), outputs, strict=True)
-            )
+            old, new = stage_messages(f"{files}compare-{sink}", outputs)
             work = [_encode(Comparison(lane, old, new, self._shown)) for lane in range(lanes)]
             answers = executors.submit(f"{self.name}: diff, compare {sink}", work)
             done = [_compared_decoder.decode(answer) for answer in answers]

@@ -37,7 +37,7 @@ from exactlyonce.engines.bounded.unit.messages import Reading, Stage
 from exactlyonce.engines.bounded.unit.staging import (
     OutputFile,
     RecomputedOutput,
-    StagedFile,
+    StagedRange,
     batches_of,
     count_of,
     flat,
@@ -321,7 +321,7 @@ class ExpectedLane(msgspec.Struct, frozen=True):
     lane: int
     by_partition: bool
     """Whether the lane is a partition; see `unit.staging`."""
-    outputs: StagedFile
+    outputs: StagedRange
     """A message with the `OutputFile` of each subtask, in order."""
 
 
@@ -363,7 +363,7 @@ class ExpectedOutput:
             lanes = []
             for again in recompute(recomputations, self._client, executors.submit):
                 number = again.manifest.checkpoint
-                outputs = stage_messages(f"{files}outputs-{number}", [[*again.files.get(sink, ())]])
+                (outputs,) = stage_messages(f"{files}outputs-{number}", [[*again.files.get(sink, ())]])
                 lanes += [
                     ExpectedLane(number, lane, again.is_by_partition(sink), outputs)
                     for lane in again.lanes(sink)

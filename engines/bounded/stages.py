@@ -36,7 +36,6 @@ from exactlyonce.engines.bounded.unit.lane_audit import audit_lane
 from exactlyonce.engines.bounded.unit.messages import (
     LANE,
     PARTITION,
-    STAGE,
     UNIT,
     Reading,
     Receipt,
@@ -47,7 +46,7 @@ from exactlyonce.engines.bounded.unit.messages import (
     tries_before,
 )
 from exactlyonce.engines.bounded.unit.outgoing import publish
-from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFile, stage_messages
+from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFile, StagedRange, stage_messages
 from exactlyonce.engines.bounded.unit.visible_lanes import read_partition
 from exactlyonce.engines.plan import Plan, Task, rejoins
 from exactlyonce.engines.runtime.faults import users_traceback
@@ -273,11 +272,7 @@ def _done(
     staged: Sequence[_Staged], description: str, client: Mapping[str, str], submit: Submit
 ) -> list[list[Receipt]]:
     """The receipts of the units of each of *staged*, which run together."""
-    work = [
-        _encode(WorkPlace(UNIT, {**client}, stage.file, receiver))
-        for stage in staged
-        for receiver, _ in enumerate(stage.units, STAGE + 1)
-    ]
+    work = [_encode(WorkPlace(UNIT, {**client}, (stage.common, place))) for stage in staged for place in stage.places]
     answers = iter(submit(description, work))
     receipts = []
     for stage in staged:
@@ -301,9 +296,11 @@ def _described(computations: Sequence[Computation]) -> str:
 
 
 class _Staged(NamedTuple):
-    """A stage with its units, in a file."""
+    """A stage with its units, as messages in a file."""
 
-    file: StagedFile
+    common: StagedRange
+    places: list[StagedRange]
+    """Those of the units."""
     units: list[Unit]
 
 
@@ -313,8 +310,12 @@ def _staged(computation: Computation, tasks: Sequence[Task], name: str, before: 
     edges = {edge.name for task in tasks for edge in plan.into(task)}
     sent = tuple(file for receipt in before for file in receipt.sent if file.edge in edges)
     units = [unit for task in tasks for unit in _units(computation, task)]
-    stage = msgspec.structs.replace(common, sent=sent)
-    return _Staged(stage_messages(f"{common.files}{name}", [stage, *units]), units)
+    slots = [b"".join([file.file.slot(subtask) for file in sent]) for subtask in range(plan.parallelism)]
+    units = [msgspec.structs.replace(unit, slots=slots[unit.subtask]) for unit in units]
+    without_bounds = (msgspec.structs.replace(file, file=StagedFile(file.file.location, b"")) for file in sent)
+    stage = msgspec.structs.replace(common, sent=tuple(without_bounds))
+    of_stage, *places = stage_messages(f"{common.files}{name}", [stage, *units])
+    return _Staged(of_stage, places, units)
 
 
 def outputs_by_sink(receipts: Iterable[Receipt]) -> dict[str, list[OutputFile]]:

@@ -57,9 +57,11 @@ def usable_staging(staging: str | Path) -> str:
 
 
 def free_bytes(staging: str | Path) -> int | None:
-    """The free room in *staging*; None for a storage that does not tell it."""
+    """The free room in *staging*, also before it exists; None for a storage that does not tell it."""
     at = staging_at(staging)
-    return None if is_url(at) else shutil.disk_usage(at).free
+    if is_url(at):
+        return None
+    return shutil.disk_usage(next(folder for folder in (Path(at), *Path(at).parents) if folder.exists())).free
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from exactlyonce.engines.local.inputs import (
     slice_pace,
 )
 from exactlyonce.engines.local.messages import Start
+from exactlyonce.engines.local.pacing import Group, SourcePacing
 from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.options import ROCKSDB
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
@@ -47,7 +48,7 @@ from exactlyonce.engines.runtime.cut import WorkerBlocks
 from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import order_runs
-from exactlyonce.engines.runtime.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder, SourceTimes
 from exactlyonce.engines.runtime.timed_operators import TimedOperator
 from exactlyonce.engines.runtime.watermarks import Port, Watermark
 from exactlyonce.engines.system_clock import SystemClock
@@ -136,6 +137,8 @@ class WorkerParts:
     subtasks: list[Subtask] = field(default_factory=list)
     """In the plan's order: upstream subtasks first."""
     sources: list[SourceInput] = field(default_factory=list)
+    groups: dict[str, Group] = field(default_factory=dict)
+    """The sources that are read in step, by the first of them."""
     writers: list[SinkWriter] = field(default_factory=list)
     sockets: list[SocketChannel] = field(default_factory=list)
     outgoing: list[SocketChannel] = field(default_factory=list)
@@ -349,19 +352,31 @@ class _Builder:
         start, source = self.start, cast("Readable", node.source)
         mine = share_of(start.offsets[node.id], start.spec.parallelism, start.subtask)
         before = [offset for offset in start.spec.manifest.offsets if offset.source == node.id]
+        letters = self.operators.dead_letters.get(node.id)
+        notes = self.parts.notes
+        decoder = SourceDecoder(node.id, source, notes, before, skips=start.spec.skips, dead_letters=letters)
+        pacing = None if decoder.times is None else self._pacing(node, decoder.times)
+        # it costs something, and operators that hold no records, as windows, need it less
+        divides = any(after.timed is not None and after.timed.holds_records for after in self.plan.graph.after(node))
         context = ReaderContext(
             source=node.id,
             positions=[*mine.values()],
             targets=start.targets.get(node.id),
             clients=self.clients,
+            divide=pacing.divide if pacing is not None and divides else None,
         )
-        letters = self.operators.dead_letters.get(node.id)
-        notes = self.parts.notes
-        decoder = SourceDecoder(node.id, source, notes, before, skips=start.spec.skips, dead_letters=letters)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds, least=self.least), self.processing_s)
-        read = SourceInput(node.id, source.open_reader(context), decoder, head, self.parts.activity, slices, head)
+        reader, activity = source.open_reader(context), self.parts.activity
+        read = SourceInput(node.id, reader, decoder, head, activity, slices, head, pacing=pacing)
         self.inputs.append(read)
         self.parts.sources.append(read)
+
+    def _pacing(self, node: Node, times: SourceTimes) -> SourcePacing:
+        """The pacing of source *node*, within its group."""
+        group = self.parts.groups.setdefault(self.plan.graph.time_groups[node.id], Group())
+        pacing = SourcePacing(times, times.max_drift_ms, self.parts.activity.now_s, group)
+        group.members.append(pacing)
+        return pacing
 
     def write(self, node: Node) -> Push:
         start, activity = self.start, self.parts.activity

@@ -1,8 +1,9 @@
 """The host of a job on this machine: worker processes, sockets, the leader's connections, and a thread for each lane.
 
-Invariants: the job's thread spawns the workers, which die with it, and it alone reads from them. Decisions, sweeps and
-repairs share a lane, so that they never overlap; looks at new producers and at the mailbox hold up none of them. Each
-lane closes the connections that it used. Every wait looks for a hurry many times a second.
+Invariants: the job's thread spawns the workers, which die with it, and it alone reads from them. Those of the first
+attempt import the pipeline during the recovery. Decisions, sweeps and repairs share a lane, so that they never overlap;
+looks at new producers and at the mailbox hold up none of them. Each lane closes the connections that it used. Every
+wait looks for a hurry many times a second.
 """
 
 from __future__ import annotations
@@ -157,10 +158,13 @@ class LocalHost:
         self._selected: list[selectors.SelectorKey] = []
         self._hurry: EndedAtOnce | None = None
         """Why nothing is waited for any more; None: everything is."""
+        self._spawned: list[dict[str, int]] | None = None
+        """The channels of each subtask, of workers that are spawned and not started; None: there are none."""
 
     def run(self, job: Job) -> Manifest | None:
         """Run *job* to its end. Returns the last manifest of a clean end; raises the error that ended it."""
         try:
+            self._spawned = self._spawn_workers()
             job.begin()
             while (outcome := job.outcome) is None:
                 self._rest(job.rest_s)
@@ -269,11 +273,19 @@ class LocalHost:
         return self._workers.alive
 
     def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
-        sockets, names = self._channel_sockets()
-        for worker in self._workers.spawn(sockets):
+        channels, self._spawned = self._spawned or self._spawn_workers(), None
+        for worker in self._workers.alive:
             receive = partial(self._receive, worker, heard, lost)
             self._wake.selector.register(worker.connection, selectors.EVENT_READ, receive)
-            worker.connection.send(self._start_message(worker.subtask, attempt, manifest, names[worker.subtask]))
+            worker.tell(self._start_message(worker.subtask, attempt, manifest, channels[worker.subtask]))
+
+    def _spawn_workers(self) -> list[dict[str, int]]:
+        """Spawn all workers, and have them import the pipeline. Returns the file descriptors of each one's channels."""
+        sockets, channels = self._channel_sockets()
+        self._workers.spawn(sockets)
+        for worker in self._workers.alive:
+            worker.tell(msg.Load(worker.subtask, self._reference))
+        return channels
 
     def _start_message(self, subtask: int, attempt: int, manifest: Manifest, channels: dict[str, int]) -> msg.Start:
         connections, options = self._connections, self._options

@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import SourceReader
 from exactlyonce.engines.local.channels import Channel, LoopChannel
 from exactlyonce.engines.local.messages import WatermarkOf
+from exactlyonce.engines.local.pacing import SourcePacing
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import RestoredEdge
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push, records_in
@@ -164,6 +165,9 @@ def snapshot_budget_s(records_s: float) -> float:
     return max(0.008, min(2 * records_s, 0.02), records_s / 2)
 
 
+WATERMARK_RECORDS = 4 * BATCH_RECORDS_MAX
+"""So many records of a backlog come between two watermarks, unless `TICK_S` is over: each makes operators look for what
+is due, which costs less for more at once."""
 TICK_S = 0.2
 """The interval in which idle splits are looked for, and the watermark of an idle source follows the clock."""
 
@@ -243,6 +247,8 @@ class SourceInput:
     stopped: bool = False
     held: bool = False
     """Whether to hand out barriers only: a store is behind."""
+    pacing: SourcePacing | None = None
+    """Says when to take records, where these have times."""
     records: int = 0
     """Messages handed out."""
     due_s: float = 0.0
@@ -251,6 +257,8 @@ class SourceInput:
     def __post_init__(self) -> None:
         self._phase = f"reading source {self.name!r}"
         self._drained = False
+        self._untold = 0
+        """Records since the last look at the watermark."""
         self._ticks_s = 0.0
         """The time of the next look at the clock and at idle splits."""
         self._behind = True
@@ -284,11 +292,18 @@ class SourceInput:
             return self.barrier()
         if self.decoder.times is not None and (watermark := self._tick(self.decoder.times)) is not None:
             return watermark
-        if not room or self.stopped or self.held or self.reader.idle or (now_s := self.activity.now_s()) < self.due_s:
+        pacing, rests = self.pacing, self.stopped or self.reader.idle
+        if rests and pacing is not None:
+            pacing.rests()
+        if not room or rests or self.held or (now_s := self.activity.now_s()) < self.due_s:
+            return None
+        if pacing is not None and pacing.waits_for_sources:
             return None
         self.activity.phase(self._phase)
         count = self.slices.size(room, hurried=hurried)
-        messages = self.reader.poll(count, 0.0)  # other fetched messages stay in the client
+        messages = self.reader.poll(count, 0.0)
+        if pacing is not None:
+            pacing.took(len(messages), count)
         if len(messages) < count:
             self.due_s, self._behind = now_s + GATHER_S, False
         if not messages:
@@ -320,7 +335,13 @@ class SourceInput:
     def processed(self) -> Watermark | None:
         self.slices.processed()
         times = self.decoder.times
-        return None if times is None else times.advanced(self.activity.now_s())
+        if times is None:
+            return None
+        self._untold += self.slices.count
+        if self.slices.count == BATCH_RECORDS_MAX and self._untold < WATERMARK_RECORDS:
+            return None
+        self._untold = 0
+        return times.advanced(self.activity.now_s())
 
     @property
     def watermark(self) -> WatermarkOf | None:
@@ -333,7 +354,9 @@ class SourceInput:
             return WatermarkOf(times.watermark, True)
         position = next(each for each in self.reader.positions() if each.partition == slowest)
         at = position.in_cluster or position
-        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]")
+        waits = self.pacing is not None and not self.stopped and self.pacing.waits_for_sources
+        why = "; it waits for slower sources" if waits else ""
+        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]{why}")
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX

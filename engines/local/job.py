@@ -26,6 +26,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.engines.external_checks.preflight import Offsets
 from exactlyonce.engines.external_checks.stores import stages
 from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.pacing import LowestWatermarks
 from exactlyonce.engines.local.reporting import Report
 from exactlyonce.engines.local.workers import LastOutput, WorkerWatchdog
 from exactlyonce.engines.options import RunOptions
@@ -137,6 +138,8 @@ class AttemptWorkers:
     ready: set[int] = field(default_factory=set)
     finished: set[tuple[str, int]] = field(default_factory=set)
     """The subtasks of sources that have reached their targets."""
+    lowest_watermarks: LowestWatermarks = field(default_factory=LowestWatermarks)
+    """Of sources that wait for each other."""
 
 
 class Agenda:
@@ -405,9 +408,17 @@ class Job:
             case msg.Progress():
                 self.report.progress(message)
                 self._feed(events.Room(message.subtask, has_room=not message.full))
+                self._pass_on_watermarks(message)
             case msg.WorkerFailed(_, name, error_text):
                 text = self.options.client.redact(error_text)
                 self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))
+
+    def _pass_on_watermarks(self, progress: msg.Progress) -> None:
+        """Tell the other workers how far sources are that wait for each other."""
+        workers = {worker.subtask: worker for worker in self.host.workers}
+        changes = self._attempt.lowest_watermarks.report(progress.subtask, progress.lowest_watermarks, workers)
+        for subtask, lowest in changes.items():
+            workers[subtask].tell(msg.Elsewhere(lowest))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
         if fingerprint != self.plan.graph.fingerprint():
@@ -527,7 +538,8 @@ def _silent(manifest: Manifest) -> Iterator[str]:
         if silent:
             yield (
                 f"source {source!r}: no record has come from {', '.join(silent)}, so its watermark has not begun, and "
-                f"what waits for it stays in the state: a longer run goes on after idle= of the source, or with --drain"
+                f"what waits for it stays in the state: a longer run goes on once idle= of the source is over, unless "
+                f"that is None, and a run with --drain at its end"
             )
 
 

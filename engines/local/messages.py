@@ -22,8 +22,16 @@ from exactlyonce.engines.plan import TaskSpec
 from exactlyonce.engines.runtime.faults import Repeated
 
 
+class Load(msgspec.Struct, tag=True):
+    """Coordinator to worker, first: import the pipeline, and wait for `Start`."""
+
+    subtask: int
+    reference: dict[str, object]
+    """How the pipeline is imported; see `pipeline.loading`."""
+
+
 class Start(msgspec.Struct, tag=True, kw_only=True):
-    """Coordinator to worker, first: what to run, and where it goes on."""
+    """Coordinator to worker, second: what to run, and where it goes on."""
 
     spec: TaskSpec
     subtask: int
@@ -77,6 +85,13 @@ class Hold(msgspec.Struct, tag=True):
     """Coordinator to worker: read nothing but barriers, or go on."""
 
     held: bool
+
+
+class Elsewhere(msgspec.Struct, tag=True):
+    """Coordinator to worker: how far the other workers are with sources that are read in step with its own."""
+
+    lowest: dict[str, int]
+    """The lowest watermark, in ms, of each group in which it has changed; `END_OF_TIME`: it waits for none of them."""
 
 
 class Shutdown(msgspec.Struct, tag=True):
@@ -156,6 +171,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The seconds in each operator and the records that came to it."""
     watermarks: dict[str, WatermarkOf] = {}
     """Of sources and operators with event time, by id."""
+    lowest_watermarks: dict[str, int] = {}
+    """Of sources that others wait for, by group; see `engines.local.pacing`."""
     late: dict[str, int] = {}
     """The late records by operator."""
     busiest: str = ""
@@ -204,7 +221,7 @@ class AllWritten(msgspec.Struct, tag=True):
     subtask: int
 
 
-ToWorker = Start | Trigger | Granted | CheckpointFinalized | Hold | Shutdown
+ToWorker = Load | Start | Trigger | Granted | CheckpointFinalized | Hold | Elsewhere | Shutdown
 ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | Occupied | WorkerFailed | AllWritten
 
 _HEADER = struct.Struct("<I")
@@ -263,22 +280,26 @@ class Connection:
 
     def receive(self, timeout_s: float | None = 0.0) -> Iterator[object]:
         """The messages that have come. Waits *timeout_s* at most (None: without limit) for the first. Sets `closed`."""
-        if timeout_s != 0.0:
+        if timeout_s != 0.0 and not self._first_end:  # a reader that took one message may have left others
             self._await(select.POLLIN, timeout_s)
         try:
             data = self.socket.recv(1 << 20)
         except BlockingIOError:
-            return
+            pass
         except OSError:
-            data = b""
-        if not data:
             self.closed = True
-            return
-        self._buffer += data
-        while len(self._buffer) >= 4:
-            end = 4 + _HEADER.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[4:end])
+        else:
+            self._buffer += data
+            self.closed = self.closed or not data
+        while end := self._first_end:
+            body = bytes(self._buffer[_HEADER.size : end])
             del self._buffer[:end]
             yield self._decoder.decode(body)
+
+    @property
+    def _first_end(self) -> int:
+        """The end of the first message in the buffer; 0: it is not whole."""
+        if len(self._buffer) < _HEADER.size:
+            return 0
+        end = _HEADER.size + int(_HEADER.unpack_from(self._buffer)[0])
+        return end if len(self._buffer) >= end else 0

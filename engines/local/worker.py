@@ -28,6 +28,7 @@ from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.faults import place_of
 from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
+from exactlyonce.pipeline.event_time import END_OF_TIME
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
@@ -111,6 +112,9 @@ class ProgressReport:
             unwritten=parts.unwritten,
             operators={name: (took_s, self._activity.records[name]) for name, took_s in self._activity.seconds.items()},
             watermarks=parts.watermarks,
+            lowest_watermarks={
+                name: lowest_ms for name, group in parts.groups.items() if (lowest_ms := group.lowest_ms) < END_OF_TIME
+            },
             late={operator.id: operator.late for operator in parts.timed if operator.late},
             busiest=busiest,
             busiest_ms=busiest_ms,
@@ -258,6 +262,9 @@ class Worker:
                     task.operators.answers.asks_alone = False
             case msg.Hold(held):
                 self._held = held
+            case msg.Elsewhere(lowest):
+                for name, lowest_ms in lowest.items():
+                    self.parts.groups[name].hear(lowest_ms, self.activity.now_s())
             case msg.Shutdown():
                 self._running = False
 
@@ -317,24 +324,28 @@ class LoopWatch:
 
 
 def serve(connection: msg.Connection) -> None:
-    """Run a worker from `Start` to its end. A failure is reported and ends it."""
-    start = None
-    while start is None and not connection.closed:
-        start = next(iter(connection.receive(None)), None)  # the message may come in pieces
-    if not isinstance(start, msg.Start):
+    """Run a worker from `Load` to its end. A failure is reported and ends it."""
+    load = _next_message(connection)
+    if not isinstance(load, msg.Load):
         return
-    began, activity = time.monotonic(), Activity()
     unwritten: dict[str, int] = {}
     try:
-        with LoopWatch(start.subtask, activity, connection):
+        activity = Activity()
+        with LoopWatch(load.subtask, activity, connection):
             activity.phase("importing the pipeline")
-            graph = load_reference(start.spec.reference).build()
+            graph = load_reference(load.reference).build()
+        start = _next_message(connection)
+        if not isinstance(start, msg.Start):
+            return
+        began_s = time.monotonic()
+        activity = Activity()
+        with LoopWatch(load.subtask, activity, connection):
             worker = Worker(connection, start, KafkaClients(start, graph.pipeline_id), activity)
             worker.open(graph)
             activity.phase("its start")
             with collecting_rarely():
                 hit("worker-restored")
-                elapsed_ms = int((time.monotonic() - began) * 1000)
+                elapsed_ms = int((time.monotonic() - began_s) * 1000)
                 connection.send(msg.Ready(start.subtask, graph.fingerprint(), elapsed_ms))
                 try:
                     worker.run()
@@ -344,11 +355,19 @@ def serve(connection: msg.Connection) -> None:
                         writer.abandon()
     except ExactlyOnceError as error:
         name = class_name(error) if is_fatal(error) else ""
-        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error)), unwritten, {**error.facts}))
+        connection.send(msg.WorkerFailed(load.subtask, name, sendable(str(error)), unwritten, {**error.facts}))
     except Exception as error:  # unforeseen: the restart says why, the traceback where
         text = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
-        connection.send(msg.WorkerFailed(start.subtask, "", text, unwritten))
+        connection.send(msg.WorkerFailed(load.subtask, "", text, unwritten))
         raise
+
+
+def _next_message(connection: msg.Connection) -> object:
+    """The next message, however long it takes; None: the coordinator is gone."""
+    while not connection.closed:
+        for message in connection.receive(None):  # it may come in pieces
+            return message
+    return None
 
 
 def main() -> None:

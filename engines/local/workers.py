@@ -99,7 +99,7 @@ class Workers(ABC):
         self.alive: list[WorkerHandle] = []
 
     @abstractmethod
-    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
+    def spawn(self, channel_sockets: list[list[socket.socket]]) -> None:
         """Start a worker for each list of sockets, which it inherits under the same numbers."""
 
     def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
@@ -140,7 +140,7 @@ def refuse_too_many(plan: Plan) -> None:
 class WorkerProcesses(Workers):
     """Workers as child processes in sessions of their own, so that Ctrl-C reaches the coordinator alone."""
 
-    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
+    def spawn(self, channel_sockets: list[list[socket.socket]]) -> None:
         for subtask, sockets in enumerate(channel_sockets):
             ours, theirs = socket.socketpair()
             inherited = [sock.fileno() for sock in (theirs, *sockets)]
@@ -150,7 +150,6 @@ class WorkerProcesses(Workers):
             self.alive.append(WorkerHandle(subtask, Connection(ours, ToCoordinator, waits=False), process))
         for inherited_socket in chain.from_iterable(channel_sockets):
             inherited_socket.close()
-        return self.alive
 
     def _have_ended(self, wait_s: float) -> bool:
         return all(_gone(worker, wait_s) for worker in self.alive)
@@ -184,12 +183,11 @@ class InlineWorker(Workers):
         self._connections: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
         self._ended = threading.Event()
 
-    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
+    def spawn(self, channel_sockets: list[list[socket.socket]]) -> None:
         ours, theirs = socket.socketpair()
         self._ended.clear()
         self.alive = [WorkerHandle(0, Connection(ours, ToCoordinator, waits=False), None)]
         self._connections.put(Connection(theirs, ToWorker, waits=True))
-        return self.alive
 
     def _have_ended(self, wait_s: float) -> bool:
         return not self.alive or self._ended.wait(wait_s)

@@ -7,7 +7,6 @@ call that sends it: another branch may change it in place after that.
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
@@ -24,12 +23,11 @@ from exactlyonce.pipeline.event_time import NO_FLOOR, shown_time
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.records import wire_of
 from exactlyonce.pipeline.shape import type_name
+from exactlyonce.state.batches import append_each
 from exactlyonce.state.state_type import array_head
 
 RESULT_OF = "result:"
 """The beginning of the topic of an `Origin` that is no place of an input: no topic's name has a colon."""
-_append: Callable[[Any, Any], None] = list.append
-_exhaust = deque[Any](maxlen=0).extend
 
 
 class Origin(Protocol):
@@ -123,7 +121,7 @@ class Batch:
 
         def shares(items: Iterable[Any]) -> list[list[Any]]:
             dealt: list[list[Any]] = [[] for _ in range(count)]
-            _exhaust(map(_append, map(dealt.__getitem__, receivers), items))
+            append_each(dealt, receivers, items)
             return dealt
 
         none: list[Any] = [None] * count
@@ -242,6 +240,13 @@ def origins_of(operator: str, groups: Sequence[int], slots: Sequence[int]) -> Or
     """The origins of results that *operator* gives for key groups in slots."""
     names = [RESULT_OF + operator]
     return Origins(names, [None], array("H", bytes(2 * len(slots))), array("i", groups), array("q", slots))
+
+
+def origins_at(topics: Sequence[str], partitions: Sequence[int], offsets: Sequence[int]) -> Origins:
+    """The origins of records with these coordinates; see `coordinates_of`."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(topics))}
+    columns = array("H", map(places.__getitem__, topics)), array("i", partitions), array("q", offsets)
+    return Origins([*places], [None] * len(places), *columns)
 
 
 def coordinates_of(origins: Sequence[Origin]) -> tuple[list[str], Sequence[int], Sequence[int]]:

@@ -9,6 +9,7 @@ right ones, each by (time, topic, partition, offset).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice, product, repeat
@@ -17,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.engines.runtime.batch import Batch, coordinates_of, origins_of
 from exactlyonce.engines.runtime.operators import BatchOperator, Sides, chunks
-from exactlyonce.engines.runtime.ordering import UNWRITTEN_MAX, Waiting
+from exactlyonce.engines.runtime.ordering import UNWRITTEN_MAX, HeldEntries
 from exactlyonce.engines.runtime.timed_operators import (
     SLICE_KEYS,
     Due,
@@ -40,6 +41,7 @@ from exactlyonce.pipeline.joins import AsOf, IntervalJoin, Joined, Lookup, Pair,
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.pipeline.windows import Hopping, Session, Tumbling
 from exactlyonce.state.backend import Table
+from exactlyonce.state.batches import append_each
 
 J = TypeVar("J", IntervalJoin, AsOf)
 
@@ -87,8 +89,16 @@ Entry = tuple[int, bool, Any]
 Partner = tuple[int, Any]
 """(time, record)."""
 _time: Callable[[Partner], int] = itemgetter(0)
-_FEW = 8
-"""So many entries are looked at one by one."""
+Segments = defaultdict[int, list[bytes]]
+
+
+def _between(entries: Any, earliest: int, latest: int) -> list[Partner]:
+    """Those of *entries*, of a value of `IntervalJoiner._unwritten` or None, from *earliest* to *latest*."""
+    if entries is None:
+        return []
+    several: list[Partner] = [entries] if type(entries) is tuple else entries
+    begin = bisect_left(several, earliest, key=_time)
+    return several[begin : bisect_right(several, latest, begin, key=_time)]
 
 
 def _with_left(state: State | None, entry: Entry) -> State:
@@ -119,8 +129,8 @@ class IntervalJoiner(Joiner[IntervalJoin]):
     """The slot of an entry is the last moment at which a partner may come.
 
     It is exact for entries that come out alone then. The others share slots of a quarter of the interval: it makes no
-    difference how much longer they are kept. These are in memory alone at first: many have gone before the next
-    barrier. The table has them once there is one, or there are too many.
+    difference how much longer they are kept. These are in memory alone at first, by key and by segments of time, and
+    most have gone before the next barrier. The table has them once there is one, or there are too many.
     """
 
     _bounds: tuple[tuple[int, int], tuple[int, int]] = field(init=False)
@@ -131,8 +141,11 @@ class IntervalJoiner(Joiner[IntervalJoin]):
     """By side: whether entries without a partner come out."""
     _width: tuple[int, int] = field(init=False)
     """By side: the width of slots."""
-    _unwritten: tuple[dict[bytes, list[Partner]], dict[bytes, list[Partner]]] = field(init=False)
-    """By side and key: the entries that the table does not have, by time, and some that are over."""
+    _unwritten: tuple[dict[bytes, Any], dict[bytes, Any]] = field(init=False)
+    """By side and key: the entry that the table does not have, or a list of several, by time."""
+    _segments: tuple[Segments, Segments] = field(init=False)
+    """By side: the keys of these, by the time divided by `_segment_ms`."""
+    _segment_ms: int = field(init=False)
     _count_unwritten: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -144,7 +157,11 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         shared = max(1, (join.latest_ms - join.earliest_ms) // 4)
         left, right = self._alone
         self._width = 1 if left else shared, 1 if right else shared
-        self._unwritten = {}, {}
+        self._segment_ms = max(1, shared // 8)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._unwritten, self._segments, self._count_unwritten = ({}, {}), (Segments(list), Segments(list)), 0
 
     def left(self, batch: Batch) -> None:
         self._take(batch, LEFT)
@@ -160,46 +177,49 @@ class IntervalJoiner(Joiner[IntervalJoin]):
         places: list[int] = []
         partners: list[Partner] = []
         for chunk in chunks(len(batch.records)):
-            for place, found in self._partners(batch.keys[chunk], batch.times[chunk], side, chunk.start):
-                places += repeat(place, len(found))
-                partners += found
+            self._match(batch.keys[chunk], batch.times[chunk], side, chunk.start, places, partners)
             self.activity.breathe()
         if self._alone[side]:
             self._write(side, batch.keys, batch.times, batch.records, set(places))
         else:
-            self._keep(batch.keys, batch.times, batch.records, self._unwritten[side])
+            self._keep(batch.keys, batch.times, batch.records, side)
         self.activity.leave(self.id, entered_s, count)
         if places:
             self.push(self._pairs(batch, places, partners, side))
 
-    def _partners(
-        self, keys: Sequence[bytes], times: Sequence[int], side: int, start: int
-    ) -> Iterator[tuple[int, list[Partner]]]:
-        """The partners of those records of *side* that have any, each with its place, from *start* on."""
+    def _match(
+        self, keys: Sequence[bytes], times: Sequence[int], side: int, start: int, places: list[int],
+        partners: list[Partner],
+    ) -> None:  # fmt: skip
+        """Add each partner of the records of *side* to *partners*, and the place of the record, from *start* on, to
+        *places*."""
         other, (low, high) = 1 - side, self._bounds[side]
-        first, last = low + self._after[other], high + self._after[other] + self._width[other] - 1
-        unwritten, slots_of, written = self._unwritten[other], self.table.slots_of, self.table.present(keys)
-        for place, (key, time) in enumerate(zip(keys, times, strict=True), start):
-            entries = unwritten.get(key)
-            if entries is None and key not in written:
-                continue
-            found: list[Partner] = []
-            earliest, latest = time + low, time + high
+        unwritten, written = self._unwritten[other], self.table.present(keys)
+        for place, (key, time, entries) in enumerate(zip(keys, times, map(unwritten.get, keys), strict=True), start):
             if key in written:
-                slots = slots_of(key)
-                for slot in slots[bisect_left(slots, time + first) : bisect_right(slots, time + last)]:
-                    found += self._written(slot, key, other, earliest, latest)
-            if entries is not None:
-                if len(entries) > _FEW:
-                    begin = bisect_left(entries, earliest, key=_time)
-                    entries = entries[begin : bisect_right(entries, latest, key=_time)]
-                found += [entry for entry in entries if earliest <= entry[0] <= latest]
-            if len(found) > 1:
+                found = self._in_table(key, time, other) + _between(entries, time + low, time + high)
                 found.sort(key=_time)  # within one time in order of arrival, wherever they were
-            if found:
-                yield place, found
+                places += repeat(place, len(found))
+                partners += found
+            elif type(entries) is tuple:
+                if low <= entries[0] - time <= high:
+                    places.append(place)
+                    partners.append(entries)
+            elif entries is not None:
+                found = _between(entries, time + low, time + high)
+                places += repeat(place, len(found))
+                partners += found
 
-    def _written(self, slot: int, key: bytes, side: int, earliest: int, latest: int) -> list[Partner]:
+    def _in_table(self, key: bytes, time: int, side: int) -> list[Partner]:
+        """The entries of *side* in the table that are partners of a record of the other side."""
+        low, high = self._bounds[1 - side]
+        first, last = time + low + self._after[side], time + high + self._after[side] + self._width[side] - 1
+        slots, found = self.table.slots_of(key), list[Partner]()
+        for slot in slots[bisect_left(slots, first) : bisect_right(slots, last)]:
+            found += self._match_in_slot(slot, key, side, time + low, time + high)
+        return found
+
+    def _match_in_slot(self, slot: int, key: bytes, side: int, earliest: int, latest: int) -> list[Partner]:
         """The entries of *side* in a slot from *earliest* to *latest*; they have a partner now."""
         entries = cast("State", self.table.get(slot, key))[side]
         near = [index for index, entry in enumerate(entries) if earliest <= entry[0] <= latest]
@@ -208,47 +228,62 @@ class IntervalJoiner(Joiner[IntervalJoin]):
             self.table.update(_with_partner, [slot] * len(alone), [key] * len(alone), [(side, at) for at in alone])
         return partners
 
-    def _keep(
-        self, keys: Sequence[bytes], times: Sequence[int], records: Sequence[Any], unwritten: dict[bytes, list[Partner]]
-    ) -> None:
+    def _keep(self, keys: Sequence[bytes], times: Sequence[int], records: Sequence[Any], side: int) -> None:
+        unwritten, segments, segment_ms = self._unwritten[side], self._segments[side], self._segment_ms
+        kept = unwritten.setdefault
         for key, entry in zip(keys, zip(times, records, strict=True), strict=True):
-            entries = unwritten.get(key)
-            if entries is None:
-                unwritten[key] = [entry]
-            elif entries[-1][0] <= entry[0]:
+            entries = kept(key, entry)
+            if entries is entry:
+                continue
+            if type(entries) is tuple:
+                entries = unwritten[key] = [entries]
+            if entries[-1][0] <= entry[0]:
                 entries.append(entry)
             else:
                 insort(entries, entry, key=_time)
+        append_each(segments, [time // segment_ms for time in times], keys)
         self._count_unwritten += len(keys)
         if self._count_unwritten > UNWRITTEN_MAX:
-            self._drop_over()
-            if self._count_unwritten > UNWRITTEN_MAX // 2:
-                self.settle()
+            self._flush()
+
+    def _over(self, side: int) -> int:
+        """Entries up to here are over: no partner of theirs can come any more."""
+        return (self._fired if self.drains else self.watermark) - self._after[side]
 
     def _drop_over(self) -> None:
-        """Drop the unwritten entries whose slots are over: no partner can come any more."""
-        fired = self._fired if self.drains else self.watermark
-        self._count_unwritten = 0
-        for side, unwritten in enumerate(self._unwritten):
-            over = fired - self._after[side]
-            rest = {
-                key: left
-                for key, entries in unwritten.items()
-                if (left := [entry for entry in entries if entry[0] > over])
-            }
-            unwritten.clear()
-            unwritten.update(rest)
-            self._count_unwritten += sum(map(len, rest.values()))
+        """Drop the unwritten entries of the segments that are over. A key may have later ones since it was named."""
+        for side, segments in enumerate(self._segments):
+            over, unwritten = self._over(side), self._unwritten[side]
+            for number in [number for number in segments if (number + 1) * self._segment_ms <= over]:
+                keys = segments.pop(number)
+                gone = list(map(unwritten.pop, keys, repeat(None)))
+                self._count_unwritten -= len(gone) - gone.count(None)
+                may_stay = [one is not None and (type(one) is list or one[0] > over) for one in gone]
+                for key, entries in compress(zip(keys, gone, strict=True), may_stay):
+                    several = entries if type(entries) is list else [entries]
+                    left = several[bisect_right(several, over, key=_time) :]
+                    self._count_unwritten -= len(several) - 1 - len(left)
+                    if left:
+                        unwritten[key] = left
 
     def settle(self) -> None:
         Joiner.settle(self)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Bring the entries into the table that it does not have."""
         self._drop_over()
         for side, unwritten in enumerate(self._unwritten):
-            keys = list(chain.from_iterable(map(repeat, unwritten, map(len, unwritten.values()))))
-            entries = list(chain.from_iterable(unwritten.values()))
-            self._write(side, keys, [entry[0] for entry in entries], [entry[1] for entry in entries], ())
-            unwritten.clear()
-        self._count_unwritten = 0
+            over = self._over(side)
+            pairs = [
+                (key, entry)
+                for key, entries in unwritten.items()
+                for entry in ((entries,) if type(entries) is tuple else entries)
+                if entry[0] > over
+            ]
+            entries = [entry for _, entry in pairs]
+            self._write(side, [key for key, _ in pairs], [time for time, _ in entries], [one for _, one in entries], ())
+        self._clear()
 
     def _write(
         self, side: int, keys: Sequence[bytes], times: Sequence[int], records: Sequence[Any], paired: Collection[int]
@@ -271,7 +306,8 @@ class IntervalJoiner(Joiner[IntervalJoin]):
 
     def _due(self) -> Iterator[Due[Results]]:
         if self.drains:  # a later run goes on after the last record
-            self.settle()
+            self._flush()
+        self._drop_over()
         for slot in self.table.slots(self.watermark):
             groups = self.table.groups(slot)
             for group in groups if any(self._alone) else ():
@@ -301,13 +337,15 @@ EarlyLeft = tuple[int, bytes, str, int, int, int, Any]
 _turn: Callable[[EarlyLeft], Any] = itemgetter(0, 1, 2, 3, 4)
 """By time and key, then by topic, partition and offset, whatever the order of arrival."""
 _SLOT_MS = (1 << 13) - 1
-"""The bits of a time that the slot of a left record has all set: it ends some seconds later."""
+"""The bits of a time that the slot in which a deletion is dropped has all set: it ends some seconds later."""
 
 
-def _waits(state: State | None, entry: tuple[int, str, int, int, int, Any]) -> State:
-    state = ([], []) if state is None else state
-    state[LEFT].append(entry)
-    return state
+def _lefts(state: State) -> list[EarlyLeft]:
+    return state[LEFT]
+
+
+def _with_lefts(state: State | None, lefts: list[EarlyLeft]) -> State:
+    return [*lefts], [] if state is None else state[RIGHT]
 
 
 def _versioned(state: State | None, versions: Sequence[Any]) -> State:
@@ -316,33 +354,17 @@ def _versioned(state: State | None, versions: Sequence[Any]) -> State:
 
 @dataclass(slots=True)
 class AsOfJoiner(Joiner[AsOf]):
-    """Left records wait in memory, by their times. Most have had their result before the next barrier. Those that wait
-    at one are in the table, too, in slots of some seconds; there, those up to its watermark are over. A key's versions
-    have a slot, by (time, topic, partition, offset).
+    """Left records are `HeldEntries`. A key's versions have a slot, by (time, topic, partition, offset).
 
     A late version counts for records above its floor alone, for the others may have gone. A version is dropped once a
     later one counts for every record that may still come, and a deletion once no earlier version may come.
     """
 
-    _new: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
-    """The left records that are in memory alone."""
-    _written: Waiting[EarlyLeft] = field(default_factory=Waiting, init=False)
-    """The waiting records that the table has, too."""
-    _begun: list[EarlyLeft] = field(default_factory=list, init=False)
-    """The records of the bucket that a firing is at, in their order."""
-    _count_begun: int = field(default=0, init=False)
-    """How many of these have had their results."""
-    _unwritten: list[EarlyLeft] = field(default_factory=list, init=False)
-    """The records of the bucket that the table does not have."""
+    _held: HeldEntries[EarlyLeft] = field(init=False)
 
     def __post_init__(self) -> None:
         Joiner.__post_init__(self)
-        table = self.table
-        for slot in table.slots(VERSIONS - 1):
-            for group in table.groups(slot):
-                over = table.watermark(group)
-                for key, (lefts, _) in zip(*table.read(slot, group), strict=True):
-                    self._written.add([cast("EarlyLeft", (time, key, *rest)) for time, *rest in lefts if time > over])
+        self._held = HeldEntries(self.table, self.max_parallelism, _turn, _lefts, _with_lefts)
 
     def left(self, batch: Batch) -> None:
         entered_s, count = self.activity.enter(self.id), len(batch.records)
@@ -364,36 +386,10 @@ class AsOfJoiner(Joiner[AsOf]):
         assert batch.times is not None
         assert batch.keys is not None
         columns = batch.times, batch.keys, *coordinates_of(batch.origins), floors, batch.records
-        self._new.add(list(zip(*columns, strict=True)))
-        if self._new.too_many:
-            self.settle()
+        self._held.add(list(zip(*columns, strict=True)))
 
     def settle(self) -> None:
-        self._settle_begun()
-        new = self._new.take_all()
-        self._write(new)
-        self._written.add(new)
-
-    def _write(self, new: Sequence[EarlyLeft]) -> None:
-        slots, keys = [one[0] | _SLOT_MS for one in new], [one[1] for one in new]
-        self.table.update(_waits, slots, keys, [one[:1] + one[2:] for one in new])
-
-    def _settle_begun(self) -> None:
-        """The table gets the records of a begun bucket that had no result, and loses those of the last time that had
-        one: records of earlier times are over."""
-        if not self._count_begun:
-            return
-        had, left = self._begun[: self._count_begun], self._begun[self._count_begun :]
-        unwritten = set(map(_turn, self._unwritten))
-        self._write([one for one in left if _turn(one) in unwritten])
-        last = had[-1][0]
-        for key in {one[1] for one in had if one[0] == last}:
-            if (state := self.table.get(last | _SLOT_MS, key)) is not None:
-                gone = {one[2:5] for one in had if one[:2] == (last, key)}
-                lefts = [entry for entry in state[LEFT] if entry[0] != last or tuple(entry[1:4]) not in gone]
-                self.table.put(last | _SLOT_MS, key, (lefts, state[RIGHT]))
-        self.table.advance(last - 1)
-        self._unwritten = []
+        self._held.settle()
 
     def right(self, batch: Batch) -> None:
         entered_s, count = self.activity.enter(self.id), len(batch.records)
@@ -449,15 +445,9 @@ class AsOfJoiner(Joiner[AsOf]):
 
     def _due(self) -> Iterator[Due[Results]]:
         watermark, known = min(self.watermark, VERSIONS - 1), dict[bytes, tuple[Any, Sequence[Any]]]()
-        written, new = self._written, self._new
-        for end in sorted({*written.ends(watermark), *new.ends(watermark)}):
-            self._unwritten = new.take(end)
-            self._begun = due = [*written.take(end), *self._unwritten]
-            due.sort(key=_turn)
-            for some in self._steps(len(due)):
-                results, self._count_begun = self._answered(due[some], known), some.stop
-                yield Due(due[some][-1][0], len(results.records), results, some.stop - some.start)
-            self._begun, self._count_begun = [], 0
+        for due in self._held.due(watermark, self._steps):
+            results = self._answered(due, known)
+            yield Due(due[-1][0], len(results.records), results, len(due))
         # after a drain, a later run goes on after the last result, in the slot of that
         over = self._last if self.drains else watermark
         self.table.advance(over)

@@ -1,33 +1,45 @@
-"""Operators that hold records until no earlier one can come: `in_order`, and `deduplicate`.
+"""Operators that hold records until no earlier one can come: `in_order`, and `deduplicate` in order of time.
+`deduplicate` in order of arrival holds none.
 
 Invariants: in order of time, the results are a function of the inputs: whether a record is held depends on its time and
 floor alone, and held records are given once, by (time, key group, key, topic, partition, offset). What has expired
-leaves no state, and no word about it in a checkpoint. A held record is either in memory or in the table: there it is
-since a barrier, or since there were too many. Most are due before the next barrier.
+leaves no state, and no word about it in a checkpoint. Held records, and the times of given ones, are in memory; what a
+barrier finds new is written in blocks, a few for each key group, which are only read by a restore.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
-from exactlyonce.engines.runtime.batch import Batch, Coordinates, coordinates_of
-from exactlyonce.engines.runtime.operators import chunks
+import msgspec
+
+from exactlyonce.engines.runtime.batch import Batch, coordinates_of, origins_at
 from exactlyonce.engines.runtime.timed_operators import Due, TimedOperator, TimedParts
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
 from exactlyonce.pipeline.keys import key_groups
 from exactlyonce.pipeline.timed import Deduplicate, InOrder, Timed
+from exactlyonce.state.backend import TimedTable
+from exactlyonce.state.batches import append_each
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
 UNWRITTEN_MAX = 40_000
-"""The most records that are in memory alone, and not in the table, but for those of a batch: a barrier waits until they
-are written."""
+"""The most records that the table does not have, but for those of a batch: a barrier waits until they are written."""
+GIVEN_MAX = 8_000
+"""Likewise, of the keys of records that were given."""
+STATE_BYTES_MAX, STATE_KEYS_MAX = 200_000, 2_000
+"""The size of a state of several entries, and the keys of one of given records: a table takes 900,000 bytes."""
 _BUCKET_BITS = 8
+_BLOCK_BITS = 13
+_SLOTS_MAX = 1_000
+"""The states of a block that may begin with the same key, each in a slot after the last entry of the block."""
 
 
 def bucket_end(time: int) -> int:
@@ -39,7 +51,7 @@ def bucket_end(time: int) -> int:
     return time | (1 << _BUCKET_BITS) - 1
 
 
-class Waiting(Generic[T]):
+class Buckets(Generic[T]):
     """Entries that begin with their time, in ms."""
 
     def __init__(self) -> None:
@@ -49,10 +61,8 @@ class Waiting(Generic[T]):
         """Ascending."""
         self._count = 0
 
-    @property
-    def too_many(self) -> bool:
-        """Whether they are to be written before the next barrier."""
-        return self._count > UNWRITTEN_MAX
+    def __len__(self) -> int:
+        return self._count
 
     @property
     def last(self) -> list[int]:
@@ -93,37 +103,143 @@ class Waiting(Generic[T]):
         return entries
 
 
-Held = tuple[str, int, int, Any]
-"""The topic, partition and offset of a record, and the record."""
-held_turn = itemgetter(0, 1, 2)
-"""By topic, partition and offset."""
-Early = tuple[int, bytes, str, int, int, Any]
-"""The time, key, topic, partition and offset of a record, and the record."""
+class HeldEntries(Generic[T]):
+    """Entries of (time in ms, key, and more) that wait for the watermark.
+
+    The table has those that a barrier has found, too, in blocks: the entries of some seconds and a key group that it
+    found new are one state, or more if they are large, below the key of the first, in the slot of the last of them or a
+    later one. Those up to the watermark of the table are over.
+    """
+
+    def __init__(
+        self,
+        table: TimedTable[Any],
+        max_parallelism: int,
+        turn: Callable[[T], Any],
+        entries_of: Callable[[Any], list[T]],
+        with_entries: Callable[[Any, list[T]], Any],
+        restored: Callable[[int, Any], None] = lambda slot, state: None,
+    ) -> None:
+        """Entries are given by their *turn*, which begins with the time; those of one turn in order of arrival.
+        *entries_of* a state are those in it; *with_entries* is a state, or None, with other ones; None: it is empty.
+        *restored* gets each slot and state of the table, by slot."""
+        self._table, self._max_parallelism, self._turn = table, max_parallelism, turn
+        self._entries_of, self._with_entries = entries_of, with_entries
+        self._new, self._written = Buckets[T](), Buckets[T]()
+        self._begun: list[T] = []
+        """The entries of the bucket that a firing is at, in their order."""
+        self._begun_new: list[T] = []
+        """Those of them that the table does not have."""
+        self._count_given = 0
+        """How many of these were given."""
+        for slot in table.slots(END_OF_TIME - 1):
+            for group in table.groups(slot):
+                over = table.watermark(group)
+                for state in table.read(slot, group)[1]:
+                    self._written.add([entry for entry in entries_of(state) if entry[0] > over])
+                    restored(slot, state)
+
+    @property
+    def last(self) -> int:
+        """The latest time; `NO_WATERMARK`: nothing waits."""
+        return max([NO_WATERMARK, *self._new.last, *self._written.last])
+
+    def add(self, entries: Collection[T]) -> None:
+        self._new.add(entries)
+        if len(self._new) > UNWRITTEN_MAX:
+            self._flush()
+
+    def due(self, limit: int, steps: Callable[[int], Iterator[slice]]) -> Iterator[list[T]]:
+        """The entries up to *limit*, by buckets in slices: *steps* gives those of so many. A slice is given once it is
+        taken from here."""
+        for end in sorted({*self._written.ends(limit), *self._new.ends(limit)}):
+            self._begun_new = self._new.take(end)
+            self._begun = self._written.take(end) + self._begun_new
+            self._begun.sort(key=self._turn)
+            for some in steps(len(self._begun)):
+                self._count_given = some.stop
+                yield self._begun[some]
+            self._begun, self._begun_new, self._count_given = [], [], 0
+
+    def settle(self) -> None:
+        """At a barrier: the table has exactly what waits, from now on."""
+        if self._count_given:
+            self._settle_begun()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Bring the entries into the table that it does not have, but for those of the bucket that was begun."""
+        new = self._new.take_all()
+        self._write(new)
+        self._written.add(new)
+
+    def _settle_begun(self) -> None:
+        """Write the entries of the last given time that were not given; everything earlier is over."""
+        table, left, last = self._table, self._begun[self._count_given :], self._begun[self._count_given - 1][0]
+        for slot in table.slots((last | (1 << _BLOCK_BITS) - 1) + _SLOTS_MAX):
+            for group in table.groups(slot) if slot >= last else ():
+                for key, state in zip(*table.read(slot, group), strict=True):
+                    entries = self._entries_of(state)
+                    others = [entry for entry in entries if entry[0] != last]
+                    if len(others) < len(entries):
+                        table.put(slot, key, self._with_entries(state, others))
+        new = set(map(id, self._begun_new))
+        self._write([entry for entry in left if entry[0] == last or id(entry) in new])
+        self._begun_new = []
+        table.advance(last - 1)
+
+    def _write(self, entries: Sequence[T]) -> None:
+        """Bring *entries* into the table."""
+        blocks: dict[tuple[int, int], list[T]] = {}
+        latest: dict[int, int] = {}
+        groups = key_groups([entry[1] for entry in entries], self._max_parallelism)
+        for group, entry in zip(groups, entries, strict=True):
+            time, block = entry[0], entry[0] >> _BLOCK_BITS
+            latest[block] = max(time, latest.get(block, time))
+            blocks.setdefault((block, group), []).append(entry)
+        places: dict[tuple[int, bytes], list[T]] = {}
+        for (block, _), own in blocks.items():
+            for part in self._parts(own):
+                slot, key, last = latest[block], part[0][1], latest[block] + _SLOTS_MAX
+                while slot < last and ((slot, key) in places or self._table.get(slot, key) is not None):
+                    slot += 1  # another part begins with this key
+                places.setdefault((slot, key), []).extend(part)
+        self._table.update(self._extended, [slot for slot, _ in places], [key for _, key in places], [*places.values()])
+
+    def _parts(self, entries: list[T]) -> Iterator[list[T]]:
+        """*entries* in parts that may each be a state."""
+        if len(entries) == 1 or self._table.size(self._with_entries(None, entries)) <= STATE_BYTES_MAX:
+            yield entries
+        else:
+            half = len(entries) // 2
+            yield from self._parts(entries[:half])
+            yield from self._parts(entries[half:])
+
+    def _extended(self, state: Any, entries: list[T]) -> Any:
+        return self._with_entries(state, entries if state is None else self._entries_of(state) + entries)
 
 
-def hold(operator: TimedOperator[Any], batch: Batch, add: Callable[[Any, Held], Any]) -> None:
-    """Keep the records of *batch* in the slots of their times, each by *add* to what is kept there of its key."""
-    assert batch.times is not None
-    assert batch.keys is not None
-    held = list(zip(*coordinates_of(batch.origins), batch.records, strict=True))
-    for chunk in chunks(len(held)):
-        operator.table.update(add, batch.times[chunk], batch.keys[chunk], held[chunk])
-        operator.activity.breathe()
+Early = tuple[int, bytes, int, str, int, int, Any]
+"""The time, key, key group, topic, partition and offset of a record, and the record."""
+_turn: Callable[[Early], Any] = itemgetter(0, 2, 1, 3, 4, 5)
+"""By time, key group, key, topic, partition and offset."""
 
 
 @dataclass(slots=True)
 class Sorter(TimedOperator[Sequence[Early]]):
-    """`in_order`: an entry is a list of held records, whose time is the slot."""
+    """`in_order`: a state is a block of held records."""
 
-    _waiting: Waiting[Early] = field(default_factory=Waiting, init=False)
-    _begun: Sequence[Early] = field(default=(), init=False)
-    """The records of the bucket that a firing is at, in their order."""
-    _count_begun: int = field(default=0, init=False)
-    """How many of them were given."""
+    _held: HeldEntries[Early] = field(init=False)
 
     @classmethod
     def made(cls, parts: TimedParts) -> Sorter:
         return cls(*parts.shared)
+
+    def __post_init__(self) -> None:
+        TimedOperator.__post_init__(self)
+        self._held = HeldEntries(
+            self.table, self.max_parallelism, _turn, self._entries_of, self._with_entries, self._restored
+        )
 
     def __call__(self, batch: Batch) -> None:
         entered_s = self.activity.enter(self.id)
@@ -133,107 +249,66 @@ class Sorter(TimedOperator[Sequence[Early]]):
     def _take(self, batch: Batch) -> None:
         assert batch.times is not None
         assert batch.keys is not None
-        columns = batch.times, batch.keys, *coordinates_of(batch.origins), batch.records
-        self._waiting.add(list(zip(*columns, strict=True)))
-        if self._waiting.too_many:
-            self.settle()
+        groups = key_groups(batch.keys, self.max_parallelism)
+        columns = batch.times, batch.keys, groups, *coordinates_of(batch.origins), batch.records
+        self._held.add(list(zip(*columns, strict=True)))
 
     def settle(self) -> None:
-        if self._count_begun:
-            self._settle_begun()
-        self._hold(self._waiting.take_all())
-
-    def _hold(self, early: Sequence[Early]) -> None:
-        """Bring *early* into the table."""
-        slots, keys = [one[0] for one in early], [one[1] for one in early]
-        self.table.update(self._with, slots, keys, [one[2:] for one in early])
-
-    def _settle_begun(self) -> None:
-        """Of the bucket that was begun, the table holds those records that were not given."""
-        table, left = self.table, self._begun[self._count_begun :]
-        for slot, key in dict.fromkeys(one[:2] for one in self._begun):
-            if (entry := table.get(slot, key)) is not None:
-                table.put(slot, key, self._without_held(entry))
-        self._hold(left)
-        self.table.advance(self._begun[self._count_begun - 1][0] - 1)
+        self._held.settle()
 
     def _due(self) -> Iterator[Due[Sequence[Early]]]:
-        table, waiting = self.table, self._waiting
-        limit = self._last_held() if self.drains else self.watermark  # the next run remembers what was given before
-        stored = {min(bucket_end(slot), limit) for slot in table.slots(limit)}
-        for end in sorted({*stored, *waiting.ends(limit)}):
-            early = self._in_turn([*chain.from_iterable(map(self._read, table.slots(end))), *waiting.take(end)])
-            self._begun = early
-            for some in self._steps(len(early)):
-                given, self._count_begun = self._given_of(early[some]), some.stop
-                yield Due(early[some][-1][0], len(given), given, some.stop - some.start)
-            table.drop(end, {group for slot in table.slots(end) for group in table.groups(slot)})
-            table.advance(end)
-            self._begun, self._count_begun = (), 0
+        limit = self._held.last if self.drains else self.watermark  # the next run remembers what was given before
+        for early in self._held.due(limit, self._steps):
+            given = self._given_of(early)
+            yield Due(early[-1][0], len(given), given, len(early))
+        for slot in self.table.slots(limit):
+            self.table.drop(slot, self.table.groups(slot))
         self._end(limit)
 
-    def _in_turn(self, early: Sequence[Early]) -> Sequence[Early]:
-        """*early* by time, key group, key, topic, partition and offset; of one place, in order of arrival."""
-        if not early:
-            return early
-        times, keys, topics, partitions, offsets, _ = zip(*early, strict=True)
-        turns = list(zip(times, key_groups(keys, self.max_parallelism), keys, topics, partitions, offsets, strict=True))
-        return [early[place] for place in sorted(range(len(early)), key=turns.__getitem__)]
-
-    def _last_held(self) -> int:
-        """The time of the last held record; `NO_WATERMARK`: there is none."""
-        slots = self.table.slots(END_OF_TIME)
-        while slots and not self._read(slots[-1]):
-            slots.pop()
-        return max([NO_WATERMARK, *slots[-1:], *self._waiting.last])
-
-    def _read(self, slot: int) -> list[Early]:
-        """The held records of *slot* in the table."""
-        early: list[Early] = []
-        for group in self.table.groups(slot):
-            for key, entry in zip(*self.table.read(slot, group), strict=True):
-                early += [(slot, key, *held) for held in self._held(entry)]
-        return early
-
     def _give(self, results: Sequence[Sequence[Early]]) -> None:
-        times, _, topics, partitions, offsets, records = zip(*chain.from_iterable(results), strict=True)
-        origins = list(map(Coordinates, topics, partitions, offsets))
-        self.push(Batch(list(records), origins, times=list(times)))
+        times, _, _, *places, records = zip(*chain.from_iterable(results), strict=True)
+        self.push(Batch(list(records), origins_at(*places), times=list(times)))
 
     @staticmethod
-    def _with(entry: list[Held] | None, held: Held) -> Any:
-        if entry is None:
-            return [held]
-        entry.append(held)
-        return entry
+    def _entries_of(state: Any) -> list[Early]:
+        """The held records in a state."""
+        return state  # type: ignore[no-any-return]  # it is
 
     @staticmethod
-    def _held(entry: Any) -> Iterable[Held]:
-        """The held records of an entry."""
-        return entry  # type: ignore[no-any-return]  # it is
+    def _with_entries(state: Any, early: list[Early]) -> Any:
+        """*state*, or None, with *early* as its held records; None: it is empty."""
+        return [*early] or None
 
-    @staticmethod
-    def _without_held(entry: Any) -> Any:
-        """*entry* without held records; None: nothing is left."""
-        return None
+    def _restored(self, slot: int, state: Any) -> None:
+        """Take what a restored *state* has beside held records."""
 
-    def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
+    def _given_of(self, early: list[Early]) -> list[Early]:
         """The records to give of those that are due next."""
         return early
 
     def _end(self, limit: int) -> None:
-        """A firing has ended with the slot *limit*."""
+        """A firing has ended, and all slots up to *limit*."""
+
+
+Given = tuple[bytes, bytes]
+"""A block of the keys of records that were given, an array in msgpack, and of their times, an int64 each."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode_keys = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 @dataclass(slots=True)
 class Deduplicator(Sorter):
-    """`deduplicate`: an entry is (time of a record that was given, or None; held records)."""
+    """`deduplicate`: a state is `Given`, and a block of held records."""
 
     spec: Deduplicate = field(kw_only=True)
-    _last_given: dict[bytes, int] = field(default_factory=dict, init=False)
-    """The time of the last record that was given before this firing or in it, by key; of the keys that are due."""
-    _given_times: dict[bytes, int] = field(default_factory=dict, init=False)
-    """The same of this firing alone. The table has it at a barrier, and at the end of the firing."""
+    _times: dict[bytes, Any] = field(default_factory=dict, init=False)
+    """By key, the time of the last record that was given; see `ArrivalDeduplicator`. Some are over."""
+    _new: tuple[list[int], list[bytes], list[int]] = field(default_factory=lambda: ([], [], []), init=False)
+    """The key groups, keys and times of given records that the table does not have."""
+    _written: dict[int, list[list[bytes]]] = field(default_factory=dict, init=False)
+    """The keys of those that it has, by slot."""
+    _over: int = field(default=NO_WATERMARK, init=False)
+    """The slots up to here are over."""
 
     @classmethod
     def made(cls, parts: TimedParts) -> Deduplicator:
@@ -242,95 +317,138 @@ class Deduplicator(Sorter):
         class_ = cls if spec.order == "time" else ArrivalDeduplicator
         return class_(*parts.shared, spec=spec)
 
-    @staticmethod
-    def _with(entry: Any, held: Held) -> Any:
-        if entry is None:
-            return (None, [held])
-        entry[1].append(held)
-        return entry
+    def settle(self) -> None:
+        Sorter.settle(self)
+        self._write_given()
 
     @staticmethod
-    def _held(entry: Any) -> Iterable[Held]:
-        return entry[1]  # type: ignore[no-any-return]  # it is
+    def _entries_of(state: Any) -> list[Early]:
+        return state[2]  # type: ignore[no-any-return]  # it is
 
     @staticmethod
-    def _without_held(entry: Any) -> Any:
-        return None if entry[0] is None else (entry[0], [])
+    def _with_entries(state: Any, early: list[Early]) -> Any:
+        given = (b"", b"") if state is None else state[:2]
+        return (*given, early) if given[0] or early else None
 
-    def _settle_begun(self) -> None:
-        self._remember(min(map(self.table.watermark, self.groups), default=NO_WATERMARK))
-        Sorter._settle_begun(self)
-
-    def _given_of(self, early: Sequence[Early]) -> Sequence[Early]:
-        last, given, within = self._last_given, self._given_times, self.spec.within_ms
-        new = {one[1] for one in early}.difference(last)
-        last.update(dict.fromkeys(new, NO_WATERMARK))
-        for key in self.table.present(new):
-            last[key] = self._remembered(key)
-        first: list[Early] = []
+    def _given_of(self, early: list[Early]) -> list[Early]:
+        times, within, first = self._times, self.spec.within_ms, list[Early]()
+        last_of = times.get
         for one in early:
             time, key = one[0], one[1]
-            if time - last[key] >= within:
-                last[key] = given[key] = time
+            last = last_of(key)
+            if last is None or time - last >= within:
+                times[key] = time
                 first.append(one)
+        self._note([one[2] for one in first], [one[1] for one in first], [one[0] for one in first])
         return first
 
-    def _remembered(self, key: bytes) -> int:
-        """The time of the last record of *key* that was given; `NO_WATERMARK`: none is remembered."""
-        times = (entry[0] for entry in self._entries(key))
-        return max((time for time in times if time is not None), default=NO_WATERMARK)
+    def _note(self, groups: Iterable[int], keys: Iterable[bytes], times: Iterable[int]) -> None:
+        """Records of *keys*, which are in *groups*, are given, at *times*."""
+        for own, column in zip(self._new, (groups, keys, times), strict=True):
+            cast("list[Any]", own).extend(column)
+        if len(self._new[0]) > GIVEN_MAX:
+            self._write_given()
 
-    def _entries(self, key: bytes) -> Iterator[Any]:
-        """What the table keeps of *key*."""
-        entries = (self.table.get(slot, key) for slot in self.table.slots_of(key))
-        return (entry for entry in entries if entry is not None)
+    def _restored(self, slot: int, state: Any) -> None:
+        packed, packed_times, *_ = state
+        if packed:
+            keys = _decode_keys(packed)
+            self._written.setdefault(slot, []).append(keys)
+            self._remember(keys, array("q", packed_times))
+
+    def _remember(self, keys: Sequence[bytes], times: Iterable[int]) -> None:
+        """Records of *keys* were given before the restore at *times*; slots come in their order."""
+        self._times.update(zip(keys, times, strict=True))
+
+    def _write_given(self) -> None:
+        groups, keys, times = self._new
+        places = list(zip(self.spec.slots(times), groups, strict=True))
+        keys_of, times_of = (defaultdict[tuple[int, int], list[Any]](list) for _ in range(2))
+        append_each(keys_of, places, keys)
+        append_each(times_of, places, times)
+        for slot, group in keys_of:
+            self._written.setdefault(slot, []).append(keys_of[slot, group])
+        parts = [
+            (place, slice(start, start + STATE_KEYS_MAX))
+            for place in keys_of
+            for start in range(0, len(keys_of[place]) if place[0] > self._over else 0, STATE_KEYS_MAX)
+        ]
+        blocks = [(_encode(keys_of[place][some]), array("q", times_of[place][some]).tobytes()) for place, some in parts]
+        slots, firsts = [slot for (slot, _), _ in parts], [keys_of[place][some.start] for place, some in parts]
+        self.table.update(self._with_given, slots, firsts, blocks)
+        for column in self._new:
+            column.clear()
+
+    def _with_given(self, state: Any, given: Given) -> Any:
+        if state is None:
+            return (*given, [])
+        keys = _decode_keys(state[0]) + _decode_keys(given[0]) if state[0] else _decode_keys(given[0])
+        return (_encode(keys), state[1] + given[1], *state[2:])
 
     def _end(self, limit: int) -> None:
-        self._remember(limit)
-        self._last_given.clear()
+        self._over = max(self._over, limit)  # the last that waits in a drain may be below
+        for slot in sorted(slot for slot in self._written if slot <= limit):
+            for keys in self._written.pop(slot):
+                self._forget(keys, slot - self.spec.within_ms + 1)
 
-    def _remember(self, limit: int) -> None:
-        """The table has from now on which records were given, unless their slots end with *limit*."""
-        kept = [(slot, key, time) for key, time in self._given_times.items() if (slot := self.spec.slot(time)) > limit]
-        self._given_times.clear()
-        if kept:
-            self.table.update(_remembering, *zip(*kept, strict=True))
-
-
-def _remembering(entry: Any, time: int) -> Any:
-    return (time, [] if entry is None else entry[1])
+    def _forget(self, keys: Sequence[bytes], last: int) -> None:
+        """Forget the records of *keys* that were given up to *last*."""
+        times = self._times
+        for key in keys:
+            given = times.get(key, END_OF_TIME)
+            if type(given) is int:
+                if given <= last:
+                    del times[key]
+            elif left := [time for time in given if time > last]:
+                times[key] = tuple(left) if len(left) > 1 else left[0]
+            else:
+                del times[key]
 
 
 @dataclass(slots=True)
 class ArrivalDeduplicator(Deduplicator):
-    """`deduplicate` in order of arrival: an entry is the time of a record that was given."""
+    """`deduplicate` in order of arrival: a state is `Given`. Of a key with several records, `_times` has a tuple."""
 
     def _take(self, batch: Batch) -> None:
         assert batch.times is not None
         assert batch.keys is not None
-        within, table = self.spec.within_ms, self.table
-        kept: list[bool] = []
-        times: dict[bytes, list[int]] = {key: [*self._entries(key)] for key in table.present(set(batch.keys))}
+        within, times, kept = self.spec.within_ms, self._times, list[bool]()
+        before_of, keep = times.get, kept.append
         for key, time in zip(batch.keys, batch.times, strict=True):
-            before = times.setdefault(key, [])
-            first = all(abs(time - other) >= within for other in before)
-            kept.append(first)
-            if first:
-                before.append(time)
+            before = before_of(key)
+            if before is None:
+                times[key] = time
+                keep(True)
+            elif type(before) is int:
+                if is_first := abs(time - before) >= within:
+                    times[key] = before, time
+                keep(is_first)
+            else:
+                if is_first := all(abs(time - other) >= within for other in before):
+                    times[key] = *before, time
+                keep(is_first)
         given = batch.where(kept)
-        assert given.times is not None
-        assert given.keys is not None
-        table.update(_latest, list(map(self.spec.slot, given.times)), given.keys, given.times)
         if given.records:
+            assert given.times is not None
+            assert given.keys is not None
+            self._note(key_groups(given.keys, self.max_parallelism), given.keys, given.times)
             self.push(given.unkeyed(given.records))
 
     @staticmethod
-    def _held(entry: Any) -> Iterable[Held]:
-        return ()
+    def _entries_of(state: Any) -> list[Early]:
+        return []
+
+    def _with_given(self, state: Any, given: Given) -> Any:
+        return Deduplicator._with_given(self, state, given)[:2]
+
+    def _remember(self, keys: Sequence[bytes], times: Iterable[int]) -> None:
+        for key, time in zip(keys, times, strict=True):
+            before = self._times.get(key)
+            self._times[key] = time if before is None else (*_tuple(before), time)
 
 
-def _latest(entry: int | None, time: int) -> int:
-    return time
+def _tuple(times: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (times,) if isinstance(times, int) else times
 
 
 OPERATORS: dict[type[Timed], type[Sorter]] = {InOrder: Sorter, Deduplicate: Deduplicator}

@@ -70,6 +70,7 @@ class SourceTimes:
         """*rules* hold for the interval that is read; see `Manifest.rules`."""
         self._time = event_time.function
         self._idle_ms, self._ahead_ms = event_time.idle_ms, event_time.ahead_ms
+        self.max_drift_ms = event_time.max_drift_ms
         self._below_ms = int(rules >= LATE_BELOW_LATEST)
         """How far a floor lies below the number beside Sn."""
         self._behind_ms = event_time.disorder_ms + self._below_ms
@@ -89,7 +90,7 @@ class SourceTimes:
         """The time since which each quiet split has had no record."""
         self._looked_s = 0.0
         """The time of the last look which splits are idle."""
-        self._resting = set[int]()
+        self.resting = set[int]()
         """The splits that hold back nothing: idle ones, and those that have ended."""
         self._raised: dict[int, int] = {}
         """The floors of splits that were idle, for the order log."""
@@ -138,14 +139,19 @@ class SourceTimes:
         """The floor of *split*, which is no longer idle."""
         self._quiet_since_s.pop(split, None)
         floor = self.floors[split] = self.floor_of(split)
-        if split in self._resting:
-            self._resting.remove(split)
+        if split in self.resting:
+            self.resting.remove(split)
             self._raised[split] = floor
         return floor
 
     def floor_of(self, split: int) -> int:
-        floor = self.floors.get(split, self._lowest)
-        return max(floor, self.watermark) if split in self._resting else floor
+        """The floor of the next record of *split*."""
+        floor = self._own_floor(split)
+        return max(floor, self.watermark) if split in self.resting else floor
+
+    def _own_floor(self, split: int) -> int:
+        """The floor by the records of *split* alone."""
+        return self.floors.get(split, self._lowest)
 
     def found(self, split: int) -> None:
         """*split* is read from now on. It begins at the watermark, so that this does not fall."""
@@ -172,7 +178,7 @@ class SourceTimes:
             return ()
         if now_s - self._looked_s > PAUSE_S:
             return quiet
-        return self._silent(now_s).intersection(quiet) - self._resting
+        return self._silent(now_s).intersection(quiet) - self.resting
 
     def _silent(self, now_s: float) -> set[int]:
         """The splits that have been quiet for long enough to be idle."""
@@ -192,23 +198,22 @@ class SourceTimes:
         since_s, self._looked_s = self._quiet_since_s, now_s + min(asked_s, PAUSE_S)
         self._splits = [position.partition for position in positions]
         ended = {position.partition for position in positions if position.ended}
-        for split in self._resting - ended - set(quiet):
+        for split in self.resting - ended - set(quiet):
             self._wake(split)
         self._quiet_since_s = {
-            split: now_s if behind and split not in self._resting else since_s.get(split, now_s)
+            split: now_s if behind and split not in self.resting else since_s.get(split, now_s)
             for split in (*quiet, *ended)
         }
-        self._resting |= ended | self._silent(now_s)
+        self.resting |= ended | self._silent(now_s)
 
     def advanced(self, now_s: float) -> Watermark | None:
         """The watermark at *now_s*, if it is another one than the last."""
-        splits = self._splits
-        floors = [self.floors.get(split, self._lowest) for split in splits if split not in self._resting]
+        splits, floors = self._splits, self._active_floors
         idle = not floors
         if not idle:
             watermark = min(floors)
         else:
-            watermark = max((self.floors.get(split, self._lowest) for split in splits), default=NO_WATERMARK)
+            watermark = max(map(self._own_floor, splits), default=NO_WATERMARK)
             if watermark != NO_WATERMARK and self._idle_ms is not None:
                 silent_ms = 1000 * (now_s - max(self._quiet_since_s.get(split, now_s) for split in splits))
                 watermark += int(silent_ms) if silent_ms >= self._idle_ms else 0
@@ -220,18 +225,27 @@ class SourceTimes:
         return told
 
     @property
+    def reached(self) -> int:
+        """The watermark as of the last record, without the clock."""
+        return max(self.watermark, min(self._active_floors, default=NO_WATERMARK))
+
+    @property
+    def _active_floors(self) -> list[int]:
+        """The floors of the splits that hold back others."""
+        return [self._own_floor(split) for split in self._splits if split not in self.resting]
+
+    @property
     def slowest(self) -> int | None:
         """The split that holds the watermark back; None: none does."""
-        active = [split for split in self._splits if split not in self._resting]
-        return min(active, key=lambda split: self.floors.get(split, self._lowest), default=None)
+        active = [split for split in self._splits if split not in self.resting]
+        return min(active, key=self._own_floor, default=None)
 
     # --- along an order log ---------------------------------------------------------------------------------------
 
     def follow(self, watermark: Watermark, *, may_end: bool) -> bool:
         """Take the *watermark* that an earlier run had here; False if that is not what its records give. It may be
         higher if splits were idle or had ended, as they can with *may_end*, and at the end of a drained source."""
-        floors = [self.floors.get(split, self._lowest) for split in self._splits]
-        derived = max(self.watermark, min(floors, default=NO_WATERMARK))
+        derived = max(self.watermark, min(map(self._own_floor, self._splits), default=NO_WATERMARK))
         if watermark.value < END_OF_TIME:
             self.watermark = max(self.watermark, watermark.value)
         may_be_higher = may_end or watermark.idle or self._idle_ms is not None or watermark.value == END_OF_TIME
@@ -379,6 +393,7 @@ class SourceDecoder:
     def _timed(self, source_times: SourceTimes, batch: Batch, runs: Runs | None) -> Batch:
         """*batch* with times and floors, without the records that have no usable time. *runs* None: look at them."""
         if not batch.records:
+            batch.times = []
             return batch
         try:
             times = source_times.times(batch.records, self._decoder.times_ms(batch.origins))

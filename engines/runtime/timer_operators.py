@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
-from exactlyonce.engines.runtime.batch import Batch, Coordinates, origins_of
+from exactlyonce.engines.runtime.batch import Batch, Coordinates, coordinates_of, origins_of
 from exactlyonce.engines.runtime.faults import record_error
 from exactlyonce.engines.runtime.operators import Emitted, Sides, chunks
-from exactlyonce.engines.runtime.ordering import Held, held_turn, hold
 from exactlyonce.engines.runtime.timed_operators import Due, KeyReader, TimedOperator, TimedParts
 from exactlyonce.pipeline.errors import RecordError, Unavailable
 from exactlyonce.pipeline.event_time import LATEST_MS, NO_WATERMARK, shown_time
@@ -31,6 +31,10 @@ from exactlyonce.pipeline.windows import moment
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.state_type import StateType
 
+Held = tuple[str, int, int, Any]
+"""The topic, partition and offset of a record, and the record."""
+_held_turn: Callable[[Held], Any] = itemgetter(0, 1, 2)
+"""By topic, partition and offset."""
 Taken = tuple[str, int, int, Any, Callable[..., Any]]
 """A held record, as in `Held`, and the method that takes it."""
 CALLED_KEYS_MAX = 500
@@ -105,7 +109,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         """Take *batch*, of the first or *right* input."""
         entered_s = self.activity.enter(self.id)
         if self.handling.order == "time":
-            hold(self, self.in_time(batch, right=right), self._holds_right if right else self._holds)
+            self._hold(self.in_time(batch, right=right), self._holds_right if right else self._holds)
         else:
             if any(operator is self for operator in self.firings):
                 self.begin()
@@ -113,6 +117,15 @@ class HandlerOperator(TimedOperator[Emitted]):
             self._taker = self._takers[right]
             self._take(batch)
         self.activity.leave(self.id, entered_s, len(batch.records))
+
+    def _hold(self, batch: Batch, add: Callable[[Any, Held], Any]) -> None:
+        """Keep the records of *batch* in the slots of their times, each by *add* to what is kept there of its key."""
+        assert batch.times is not None
+        assert batch.keys is not None
+        held = list(zip(*coordinates_of(batch.origins), batch.records, strict=True))
+        for chunk in chunks(len(held)):
+            self.table.update(add, batch.times[chunk], batch.keys[chunk], held[chunk])
+            self.activity.breathe()
 
     def _holds(self, entry: Any, held: Held, side: int = 0) -> Any:
         entry = self._new_entry() if entry is None else entry
@@ -315,7 +328,7 @@ class HandlerOperator(TimedOperator[Emitted]):
         (timer_origin,) = origins_of(self.id, [group], [slot])
         for key, own, entry in zip(keys, self.read_keys(keys), entries, strict=True):
             held = [(*one, taker) for taker, side in zip(self._takers, entry[2:], strict=False) for one in side]
-            held.sort(key=held_turn)  # of one place, the record of the first input comes first
+            held.sort(key=_held_turn)  # of one place, the record of the first input comes first
             calls.append((key, own, slot, held, entry[1], len(origins)))
             origins += [Coordinates(topic, partition, offset) for topic, partition, offset, _, _ in held]
             origins.append(timer_origin)

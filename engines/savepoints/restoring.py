@@ -115,6 +115,7 @@ def fitting(
     for new, operator in kept.items():
         if operator.times is not None:
             _require_one_time(operator, operator.times, saved, graph)
+            _require_same_groups(operator, now[new], saved, graph)
         if operator.schema is not None:
             state_type = types[new]
             state_type.require_readable(operator.schema, operator.version)
@@ -137,6 +138,17 @@ def _require_one_time(operator: SavedOperator, times: SavedTimes, saved: Saved, 
             f"checkpoint or while windows close, and max_parallelism {graph.max_parallelism} has other groups than "
             f"{saved.max_parallelism}: windows would be lost or come again. Keep max_parallelism "
             f"{saved.max_parallelism}; or take a savepoint while the pipeline runs and no window closes."
+        )
+
+
+def _require_same_groups(operator: SavedOperator, node: Node, saved: Saved, graph: LogicalGraph) -> None:
+    """ConfigError where a state has entries of several keys, which are of one key group no longer."""
+    several = node.timed is not None and node.timed.of_several_keys and operator.schema is not None
+    if several and saved.max_parallelism != graph.max_parallelism:
+        raise ConfigError(
+            f"Operator {operator.operator!r} keeps entries of several keys of a key group together, and "
+            f"max_parallelism {graph.max_parallelism} has other groups than {saved.max_parallelism}. Keep "
+            f"max_parallelism {saved.max_parallelism}: Pipeline(..., max_parallelism={saved.max_parallelism})."
         )
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -136,6 +137,8 @@ def catch_up(
     pipeline: Pipeline | str,
     *,
     to: StopAt = "latest",
+    follow: bool = False,
+    stop: Event | None = None,
     chunk_records: int | None = None,
     take_over: bool = False,
     params: Mapping[str, str] | None = None,
@@ -143,10 +146,18 @@ def catch_up(
     progress: OnProgress | None = None,
     **settings: Unpack[BoundedSettings],
 ) -> Summary:
-    """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
+    """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`.
+
+    With *follow* it goes on with new records, one checkpoint after the other. *stop* is a `threading.Event`: once it is
+    set, from another thread or a signal handler, the function returns after the present checkpoint.
+    """
+    if follow and to != "latest":
+        raise ConfigError(f"follow={follow!r} has no end, and to={to!r:.100} is one: leave one of them out.")
+    if stop is not None and not isinstance(stop, Event):
+        raise ConfigError(f"stop={stop!r:.100} must be a threading.Event, which your program sets.")
     return _caught_up(
-        spark, pipeline, params, settings, staging, progress, to=to, chunk_records=chunk_records,
-        take_over=take_over, from_nothing=False,
+        spark, pipeline, params, settings, staging, progress, to=to, follow=follow, stopping=stop or Event(),
+        chunk_records=chunk_records, take_over=take_over, from_nothing=False,
     )  # fmt: skip
 
 
@@ -168,7 +179,7 @@ def run(
     if until != "latest":
         raise ConfigError(
             f"until is {until or 'not given'}: a run on Spark ends at the present end of its topics, so say "
-            f'until="latest". A run that goes on needs the engine "local", or `exactlyonce catch-up --follow`.'
+            f'until="latest". A run that goes on needs the engine "local", or catch_up(..., follow=True).'
         )
     summary = _caught_up(
         spark, loaded, None, settings, staging, progress, to="latest", chunk_records=chunk_records, take_over=take_over,
@@ -186,6 +197,7 @@ def _caught_up(
     progress: OnProgress | None,
     *,
     to: StopAt,
+    stopping: Event | None = None,
     **how: Any,
 ) -> Summary:
     _check(spark, staging, progress, **how)
@@ -195,7 +207,7 @@ def _caught_up(
     refuse_speculation_in(spark)
     work = CatchUp(
         loaded=loaded, options=checked, parallelism=parallelism_given(settings), progress=listener,
-        to=position, **how,
+        to=position, stopping=stopping or Event(), **how,
     )  # fmt: skip
     checked.client.check()
     work.judge()
@@ -346,6 +358,7 @@ class _Arguments(msgspec.Struct, kw_only=True):
     no_output: bool = False
     take_over: bool = False
     from_nothing: bool = False
+    follow: bool = False
     first: int | None = None
     last: int | None = None
     checkpoint: int | None = None

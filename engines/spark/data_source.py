@@ -16,8 +16,11 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from exactlyonce.engines.spark.session import is_connect
 from exactlyonce.engines.spark.source.read_options import (
+    HISTORY,
     STATE,
+    is_of_history,
     is_of_state,
+    parse_history_options,
     parse_read_options,
     parse_state_options,
 )
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ExactlyOnceDataSource(DataSource):
-    """Kafka topics, read exactly and written exactly once; other stores, written exactly once; state, read."""
+    """Kafka topics, read exactly and written exactly once; other stores, written exactly once; state; checkpoints."""
 
     _state: StatePlan | None = None
     """The plan of a read of state, from Spark's question for the schema. Spark passes it on to the read."""
@@ -55,6 +58,10 @@ class ExactlyOnceDataSource(DataSource):
         """The schema of a read, if the user gives none."""
         if is_of_state(self.options):
             return self._state_plan().columns().schema
+        if is_of_history(self.options):
+            from exactlyonce.engines.spark.source.history_reading import SCHEMA
+
+            return SCHEMA
         from exactlyonce.engines.spark.source.record_columns import RecordColumns
 
         options = parse_read_options(self.options)
@@ -65,6 +72,10 @@ class ExactlyOnceDataSource(DataSource):
             from exactlyonce.engines.spark.source.state_reading import StateReader
 
             return StateReader(self._state_plan(), schema)
+        if is_of_history(self.options):
+            from exactlyonce.engines.spark.source.history_reading import HistoryReader
+
+            return HistoryReader(parse_history_options(self.options), schema)
         from exactlyonce.engines.spark.source.reading import RangesReader
 
         options = parse_read_options(self.options, streaming=False)
@@ -75,6 +86,8 @@ class ExactlyOnceDataSource(DataSource):
 
         if is_of_state(self.options):
             raise ConfigError(f"The option {STATE} is for spark.read: the state at a checkpoint is no stream.")
+        if is_of_history(self.options):
+            raise ConfigError(f"The option {HISTORY} is for spark.read: the list of checkpoints is no stream.")
         options = parse_read_options(self.options, streaming=True)
         return StreamReader(options, self._types_of(options), schema)
 

@@ -64,7 +64,7 @@ class ExpectedRows:
     def batches(self, lane: ExpectedLane) -> Iterator[pa.RecordBatch]:
         """The rows of *lane*, in order. Raises `RecordError` for a value that its column cannot hold."""
         with closing(StagedFiles()) as files:
-            outputs = _outputs_decoder.decode(files.message(lane.outputs, 0))
+            outputs = _outputs_decoder.decode(files.message(lane.outputs))
         for batch in batches_of(outputs, lane.lane, by_partition=lane.by_partition):
             yield self._batch(lane.checkpoint, batch)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -157,12 +157,14 @@ def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
     """
     refuse_speculation_in(spark)
 
-    @cache
-    def tasks_max() -> int:
+    @lru_cache(1)
+    def tasks_max(checkpoint: str) -> int:
+        """It is asked for anew with each *checkpoint*: a cluster grows and shrinks."""
         return TASKS_PER_CORE * _cores(spark)
 
     def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        tasks = len(work) if len(work) <= TASKS_PER_CORE else min(len(work), tasks_max())
+        checkpoint = stage.partition(", ")[0]
+        tasks = len(work) if len(work) <= TASKS_PER_CORE else min(len(work), tasks_max(checkpoint))
         frame = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_run, list(work), tasks), _SCHEMA)
         try:
             with described(spark, f"{stage}, {counted(len(work), 'unit')}"):

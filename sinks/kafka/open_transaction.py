@@ -19,7 +19,7 @@ from operator import length_hint
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
 
 from exactlyonce.checkpoint.records.manifest import Precommit
 from exactlyonce.checkpoint.requests import TxnState
@@ -94,6 +94,7 @@ class ProducerFailure(NamedTuple):
 
 
 OnFailure = Callable[[ProducerFailure], None]
+OnThrottle = Callable[[], None]
 
 
 class SinkProducer(Protocol):
@@ -112,12 +113,18 @@ class SinkProducer(Protocol):
 
 
 def initialised(
-    config: Mapping[str, Any], topic: str, transactional_id: str | None, timeout_ms: int, failed: OnFailure
+    config: Mapping[str, Any],
+    topic: str,
+    transactional_id: str | None,
+    timeout_ms: int,
+    failed: OnFailure,
+    throttled: OnThrottle | None = None,
 ) -> Producer:
     """A producer whose transaction has begun, if it has an id; older producers of the id are fenced.
 
-    *config*: librdkafka settings, without a transactional id. *topic* is written to; empty: several are. *failed* is
-    called while it is polled or flushed. Raises `KafkaException`.
+    *config*: librdkafka settings, without a transactional id. *topic* is written to; empty: several are. While it is
+    polled or flushed, *failed* is called, and *throttled* for each answer with which a broker's quota mutes it. Raises
+    `KafkaException`.
     """
     reported = False
 
@@ -133,6 +140,10 @@ def initialised(
         if error.fatal():
             failed(failure(topic, "the producer failed", error))
 
+    def muted(event: ThrottleEvent) -> None:
+        if throttled is not None and event.throttle_time > 0:
+            throttled()
+
     too_long = [name for name in _LINGER if float(config.get(name, 0)) > LINGER_MAX_MS]
     transactions = {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
     producer = make_producer(
@@ -144,6 +155,7 @@ def initialised(
             "delivery.report.only.error": True,
             "on_delivery": undelivered,
             "error_cb": broken,
+            "throttle_cb": muted,
         }
     )
     reference = weakref.ref(producer)  # for the callback, while a poll or a flush holds the producer

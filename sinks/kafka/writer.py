@@ -17,6 +17,7 @@ undelivered record fails the sink, and is not produced again by this writer.
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -33,6 +34,7 @@ from exactlyonce.pipeline.errors import ExactlyOnceError, require
 from exactlyonce.pipeline.rate_meter import RateMeter
 from exactlyonce.sinks.kafka.open_transaction import (
     OnFailure,
+    OnThrottle,
     OpenTransaction,
     ProducerFailure,
     SinkProducer,
@@ -45,9 +47,17 @@ from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, IntervalWriter
 
 WAITING_S = 1.0
-"""As many records may wait as the broker took in the last so many seconds,"""
+"""As many records may wait as the broker took in the last so many seconds, and `WAITING_MIN` at least."""
 WAITING_MIN = 100
-"""and so many at least: from there, what the broker takes doubles with each round trip."""
+"""The records that may always wait: from there, what the broker takes doubles with each round trip."""
+QUOTA_S = 10.0
+"""The time over which a broker averages what a client sends, unless configured otherwise. Within its quota it takes so
+many seconds' worth at once, and then mutes the client for as long."""
+WAITING_THROTTLED_S = 0.5
+"""Once a broker has throttled the sink, as many records may wait as leave it in so many seconds on the average of the
+last `QUOTA_S`."""
+THROTTLED_S = 30.0
+"""The average bounds the sink until this long after the last throttled answer."""
 BACKLOG_BYTES_MAX = 32 << 20
 FLUSH_SLICE_S = 0.2
 """The interval at which a flush notices that it was abandoned."""
@@ -68,9 +78,9 @@ class Pending(Protocol[T_co]):
 class Producers(Protocol):
     """The producers of one sink subtask."""
 
-    def make(self, transactional_id: str | None, failed: OnFailure) -> Pending[SinkProducer]:
-        """Initialise a producer and begin its transaction, if it has an id. *failed* is called while it is polled or
-        flushed."""
+    def make(self, transactional_id: str | None, failed: OnFailure, throttled: OnThrottle) -> Pending[SinkProducer]:
+        """Initialise a producer and begin its transaction, if it has an id. See `initialised` for *failed* and
+        *throttled*."""
 
     def flush(self, producer: SinkProducer) -> Pending[int]:
         """-> the number of outstanding records, more than 0 only after `abandon`. Failures are reported before."""
@@ -104,8 +114,10 @@ class KafkaProducers:
         self._flusher = ThreadPoolExecutor(1, "flush")
         self._abandoned = False
 
-    def make(self, transactional_id: str | None, failed: OnFailure) -> Future[Producer]:
-        return self._executor.submit(initialised, self._config, self._topic, transactional_id, self._timeout_ms, failed)
+    def make(self, transactional_id: str | None, failed: OnFailure, throttled: OnThrottle) -> Future[Producer]:
+        return self._executor.submit(
+            initialised, self._config, self._topic, transactional_id, self._timeout_ms, failed, throttled
+        )
 
     def flush(self, producer: Any) -> Future[int]:
         return self._flusher.submit(self._flush, producer)
@@ -216,6 +228,9 @@ class ProducingWriter(IntervalWriter, ABC):
     _times_ms: tuple[int, int] | None = None
     """The earliest and the latest timestamp of its outputs."""
     _departures: RateMeter = field(default_factory=lambda: RateMeter(WAITING_S))
+    _averaged: RateMeter = field(default_factory=lambda: RateMeter(QUOTA_S))
+    _throttled_ms: float = -math.inf
+    """The last time that a broker has throttled it, by the monotonic clock."""
     _delivered: int = 0
     """The number of `records` delivered at the last look."""
     _since_s: float = 0.0
@@ -290,8 +305,18 @@ class ProducingWriter(IntervalWriter, ABC):
         """The number of further records that may wait for the broker."""
         if self._backlog_bytes > BACKLOG_BYTES_MAX:
             return 0
-        may_wait = max(WAITING_MIN, self._departures.lately(self._now_s()))
-        return max(0, may_wait - (self.records - self._delivered))
+        return max(0, self._may_wait - (self.records - self._delivered))
+
+    @property
+    def _may_wait(self) -> int:
+        now_s = self._now_s()
+        if self.clock.monotonic_ms() - self._throttled_ms > 1000 * THROTTLED_S:
+            return max(WAITING_MIN, self._departures.lately(now_s))
+        return max(1, int(self._averaged.lately(now_s) * WAITING_THROTTLED_S / QUOTA_S))
+
+    def _throttled(self) -> None:
+        """May be called on the thread of a flush."""
+        self._throttled_ms = self.clock.monotonic_ms()
 
     @property
     def held_up(self) -> str:
@@ -369,7 +394,8 @@ class ProducingWriter(IntervalWriter, ABC):
         now_s, waiting = self._now_s(), self._backlog_records + self._undelivered
         delivered = self.records - waiting
         if delivered > self._delivered:
-            self._departures.left(delivered - self._delivered, since_s=self._since_s, until_s=now_s)
+            for meter in (self._departures, self._averaged):
+                meter.left(delivered - self._delivered, since_s=self._since_s, until_s=now_s)
             self._delivered = delivered
             self._since_s = now_s
         elif not waiting:
@@ -417,7 +443,7 @@ class KafkaWriter(ProducingWriter):
         wanted = self.pool.wanted()
         if wanted is not None:
             self.pool.move(wanted, SlotState.PREPARING)
-            self._preparing[wanted] = self.producers.make(wanted, self._failed)
+            self._preparing[wanted] = self.producers.make(wanted, self._failed, self._throttled)
         for name, pending in list(self._preparing.items()):
             if pending.done():
                 del self._preparing[name]
@@ -489,7 +515,7 @@ class PlainWriter(ProducingWriter):
         if self._ready is not None:
             return
         if self._pending is None:
-            self._pending = self.producers.make(None, self._failed)
+            self._pending = self.producers.make(None, self._failed, self._throttled)
         if self._pending.done():
             self._ready = self._initialised(self._pending)
 

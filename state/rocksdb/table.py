@@ -23,10 +23,9 @@ from typing import TypeVar, cast
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.keys import key_groups
-from exactlyonce.state.batches import BatchTable, SlotsByKey, StatesTable, TimedStates
+from exactlyonce.state.batches import BatchTable, SlotsByKey, StatesTable, TimedStates, exhaust
 from exactlyonce.state.chain import index_digest
 from exactlyonce.state.errors import ApplyFailed
-from exactlyonce.state.interval import exhaust
 from exactlyonce.state.rocksdb.files import VERSION, LocalFiles, Marker
 from exactlyonce.state.rocksdb.groups import TableGroups
 from exactlyonce.state.rocksdb.interval import SLICE_ENTRIES, TableResources, TieredInterval

@@ -59,7 +59,9 @@ class PostgresServer:
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
-            "wal_level": "logical", **self.settings,
+            "wal_level": "logical",
+            "dynamic_shared_memory_type": "mmap",  # files of its folder: one that is killed leaves none in /dev/shm
+            **self.settings,
         }  # fmt: skip
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:

@@ -25,7 +25,7 @@ from exactlyonce.connectors.confluent import ANY_PARTITION
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
-from exactlyonce.sinks.kafka.open_transaction import OnFailure, OpenTransaction, ProducerFailure
+from exactlyonce.sinks.kafka.open_transaction import OnFailure, OnThrottle, OpenTransaction, ProducerFailure
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Produced:
                 self._taken(place, batch, -1)
                 continue
             if muted_ms := self.muted_ms(batch):
+                self.throttled()
                 yield self.world.clock.monotonic_ms() + muted_ms
             try:
                 answer = self._request(place, batch)
@@ -132,6 +133,9 @@ class Produced:
         """How long the broker lets its sender wait."""
         return 0
 
+    def throttled(self) -> None:
+        """The broker lets its sender wait."""
+
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         pass
 
@@ -145,6 +149,7 @@ class SinkProducer(Produced):
 
     topic: str
     told: OnFailure
+    told_throttled: OnThrottle
 
     def produce(
         self,
@@ -179,6 +184,9 @@ class SinkProducer(Produced):
     def muted_ms(self, batch: list[tuple[Any, Any]]) -> int:
         return self.world.load.muted_ms(self.process.subtask, batch) if self.world.load else 0
 
+    def throttled(self) -> None:
+        self.told_throttled()
+
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         if self.world.load:
             self.world.load.leaves(self.topic, self.process.attempt)
@@ -202,7 +210,7 @@ class SimulatedProducers:
     def __init__(self, process: Process, topic: str) -> None:
         self.process, self.world, self.topic = process, process.world, topic
 
-    def make(self, transactional_id: str | None, failed: OnFailure) -> Future[SinkProducer]:
+    def make(self, transactional_id: str | None, failed: OnFailure, throttled: OnThrottle) -> Future[SinkProducer]:
         making = Future[SinkProducer]()
         assert transactional_id is not None, "the sinks of a simulation deliver exactly once"
 
@@ -212,7 +220,7 @@ class SimulatedProducers:
                 again=(Error.CONCURRENT_TRANSACTIONS,),
             )  # fmt: skip
             producer = SinkProducer(self.process, transactional_id, answer.producer_id, answer.epoch)
-            producer.topic, producer.told = self.topic, failed
+            producer.topic, producer.told, producer.told_throttled = self.topic, failed, throttled
             self.process.producers.append(producer)
             making.set_result(producer)
             self.process.wake()

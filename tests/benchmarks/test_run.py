@@ -25,8 +25,8 @@ FIGURES = {
         **{
             f"visibility of a checkpoint's oldest record, {stage}": "ms"
             for stage in (
-                *("fetched", "triggered late", "processed", "flushed"),
-                *("decided", "committed", "read", "all"),
+                *("fed", "fetched", "triggered late", "processed", "flushed"),
+                *("decided", "committed", "read", "drained", "counted"),
             )
         },
     },
@@ -43,6 +43,7 @@ FIGURES = {
         for window in (
             *("tumbling count", "tumbling fold of a user's function"),
             *("hopping count of 60 s every 5 s", "session count", "deduplication of 1,000,000 ids"),
+            "deduplication of 1,000,000 ids by arrival",
             *("as-of join of 10 records with 1 version", "interval join with 1 match each"),
         )
     },
@@ -74,6 +75,37 @@ job = Job(servers, "totals", name=topic, source=topic, sink=topic + "-out")
 job.next_checkpoint()
 job.process.send_signal(signal.SIGSTOP)
 os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+WORKS = """\
+import sys
+from bench import Bench
+from cluster import Cluster
+from elsewhere import WORKS
+from job import Job
+cluster = Cluster(sys.argv[1])
+try:
+    for make in WORKS.values():
+        work, sink = make(Bench(cluster, True, 1), 20_000), cluster.pipeline()
+        cluster.create(sink)
+        with Job(cluster.servers, work.pipeline, "--until", "latest", name=sink, source=work.source, sink=sink) as job:
+            job.finish()
+        written = cluster.digest(sink)
+        if written != work.expected:
+            sys.exit(f"{work}: {written}")
+finally:
+    cluster.clear()
+"""
+BUSY = """\
+import subprocess, sys, time
+from elsewhere import processor_s
+burn = "import time; began = time.process_time()\\nwhile time.process_time() < 0.5: pass\\nprint(flush=True); input()"
+parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    process.stdout.readline()
+    print(processor_s(process.pid))
+    process.communicate(b"\\n")
 """
 
 
@@ -109,6 +141,20 @@ def test_a_job_ends_with_its_runner(kafka: KafkaCluster, topic_name: str) -> Non
     command = [sys.executable, "-c", RUNNER, kafka.bootstrap_servers, topic_name]
     done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == -signal.SIGTERM, done.stderr
+
+
+@pytest.mark.exhaustive
+def test_what_all_systems_must_write(kafka: KafkaCluster) -> None:
+    """Our pipelines write what the comparison with other systems expects of each."""
+    command = [sys.executable, "-c", WORKS, kafka.bootstrap_servers]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+
+
+def test_processor_time_has_that_of_descendants() -> None:
+    """A process that does nothing itself has the processor time of its child, which is busy for half a second."""
+    done = subprocess.run([sys.executable, "-c", BUSY], cwd=BENCHMARKS, capture_output=True, text=True, timeout=LIMIT_S)
+    assert float(done.stdout) >= 0.5, done.stderr
 
 
 def test_the_page_has_the_limits_of_the_code(table: Callable[..., list[dict[str, str]]]) -> None:

@@ -338,7 +338,7 @@ def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.Monkey
         upkeep()
         return answers
 
-    monkeypatch.setattr(catching_up, "beside", upkeep_after)
+    monkeypatch.setattr(catching_up, "with_heartbeat", upkeep_after)
     monkeypatch.setattr(leader, "WATCH_INTERVAL_MS", 0)
     fed.feed(90)
     summary = catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path, chunk_records=30)

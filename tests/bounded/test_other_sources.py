@@ -97,6 +97,7 @@ def test_a_split_with_more_records_than_was_guessed(
     files.assert_output()
 
 
+@pytest.mark.exhaustive
 def test_made_records(files: Files, tmp_path: Path) -> None:
     """They are made without waiting for their rate; a larger count goes further."""
     for count in (60, 100):
@@ -109,6 +110,7 @@ def test_made_records(files: Files, tmp_path: Path) -> None:
     assert (report.findings, summary.records) == ([], 40)
 
 
+@pytest.mark.exhaustive
 def test_a_diff_reads_files(files: Files, tmp_path: Path) -> None:
     """Both versions read the files that have come since, whole."""
     files.add("0.jsonl", 50)

@@ -100,9 +100,12 @@ class Tampering:
     def __init__(self) -> None:
         self.done: set[str] = set()
 
-    def __call__(self, files: StagedFiles, staged: StagedFile, partition: int) -> Iterator[OutputBatch]:
-        sink = Path(staged.location).name.split(".")[0].removeprefix("output-").rpartition("-")[0]
-        for batch in read_outputs(files, staged, partition):
+    def __call__(self, files: StagedFiles, lanes: list[tuple[OutputFile, int]]) -> Iterator[Iterator[OutputBatch]]:
+        for (output, partition), batches in zip(lanes, read_outputs(files, lanes), strict=True):
+            yield self._tampered(output.sink, partition, batches)
+
+    def _tampered(self, sink: str, partition: int, batches: Iterator[OutputBatch]) -> Iterator[OutputBatch]:
+        for batch in batches:
             if partition == 1 and sink not in self.done and len(batch.values) > 12:
                 self.done.add(sink)
                 numbers = list(range(len(batch.values)))
@@ -185,7 +188,7 @@ def test_a_staged_file_that_vanishes(fed: Fed, tmp_path: Path) -> None:
 
 
 def _receipt(subtask: int, counts: dict[int, int]) -> Receipt:
-    outputs = (OutputFile("out", subtask, StagedFile("", 0), counts),)
+    outputs = (OutputFile("out", subtask, StagedFile("", b""), counts),)
     return Receipt(
         ack=Ack("t", subtask, 1), sent=(), outputs=outputs, records=0, skipped=(), began_ms=0, ended_ms=0, label="a-0"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,12 +25,12 @@ from exactlyonce.engines.bounded.stages import in_process
 from exactlyonce.engines.bounded.unit import ordering, staging
 from exactlyonce.engines.bounded.unit.messages import Reading, tries_before
 from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
-from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, StagedFiles, StagedRange
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.watermarks import Watermark
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, InvariantViolation
 from exactlyonce.pipeline.loading import Loaded, load
 
 
@@ -45,17 +45,27 @@ def staged(path: Path, *frames: bytes) -> StagedFile:
 
 
 def taken(file: StagedFile, receiver: int) -> list[bytes]:
+    place = file.range(receiver)
     with closing(StagedFiles()) as files:
-        frames = files.frames(file, receiver)
-        return [] if frames is None else list(frames.bodies())
+        return [body for frames in files.merged([] if place is None else [place]) for body in frames.bodies()]
 
 
-def test_frames_come_back(tmp_path: Path) -> None:
-    file = staged(tmp_path / "file", b"one", b"", b"three" * 1_000_000)
-    assert [taken(file, receiver) for receiver in range(3)] == [[b""], [], [b"one", b"three" * 1_000_000]]
+def place_of(file: StagedFile, receiver: int) -> StagedRange:
+    place = file.range(receiver)
+    assert place is not None
+    return place
+
+
+@pytest.mark.parametrize("waiting_max", [0, 2, 1 << 30])
+def test_frames_come_back(waiting_max: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a file whose frames have waited in a temporary file, all or some."""
+    monkeypatch.setattr(staging, "GATHERED_BYTES_MAX", waiting_max)
+    file = staged(tmp_path / "file", b"one", b"", b"three" * 1_000_000, b"4")
+    assert [taken(file, receiver) for receiver in range(3)] == [[b"", b"4"], [], [b"one", b"three" * 1_000_000]]
+    assert file.size == (tmp_path / "file").stat().st_size
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
     with closing(StagedFiles()) as files:
-        frames = files.frames(file, 2)
-        assert frames is not None
+        (frames,) = files.merged([place_of(file, 2)])
         assert (frames.entry.records, frames.entry.groups) == (2, (8, 9))
         read = [(time_ms, item()) for time_ms, item in frames.timed() if not isinstance(item, Watermark)]
         assert read == [(0, b"one"), (2, b"three" * 1_000_000)]
@@ -63,16 +73,43 @@ def test_frames_come_back(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "OPEN_FILES_MAX", 2)
-    written = [staged(tmp_path / str(number), b"%d" % number, b"", b"more") for number in range(5)]
+@pytest.mark.parametrize("piece_bytes", [1, 2, 7, 100, 1 << 20])
+def test_ranges_are_read_in_pieces(piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that are merged, or one after the other; each byte is read once, and no file stays open."""
+    monkeypatch.setattr(staging, "PIECE_BYTES_MIN", piece_bytes)
+    monkeypatch.setattr(staging, "PIECE_BYTES_MAX", piece_bytes)
+    monkeypatch.setattr(staging, "REQUESTS_AT_ONCE", 3)
+    files_open = len(os.listdir("/proc/self/fd"))
+    bodies = [[b"%d" % number, b"more" * number, b"", b"end"] for number in range(10)]
+    written = []
+    for number, frames in enumerate(bodies):
+        writer = FrameWriter(tmp_path / str(number), receivers=3)
+        for time_ms, body in enumerate(frames):
+            writer.write(2, body, 1, time_ms)
+            writer.write(0, b"other", 1, time_ms)
+        written.append(writer.close())
+    places = [place_of(file, 2) for file in written if file is not None]
+    read: list[tuple[str, int, int]] = []
+    reading = staging._read
+
+    def noted(location: str, start: int, end: int, retries: Any) -> bytes:
+        read.append((location, start, end))
+        return reading(location, start, end, retries)
+
+    monkeypatch.setattr(staging, "_read", noted)
     with closing(StagedFiles()) as files:
-        frames = [files.frames(file, 2) for file in written]
-        assert len(files._open) == 2
-        bodies = [each.bodies() for each in frames if each is not None]
-        assert [next(each) for each in bodies] == [b"%d" % number for number in range(5)]
-        assert [next(each) for each in bodies] == [b"more"] * 5
-        assert len(files._open) == 2
+        lanes = [frames.bodies() for frames in files.merged(places)]
+        assert [list(column) for column in zip(*lanes, strict=True)] == [list(c) for c in zip(*bodies, strict=True)]
+        assert len(os.listdir("/proc/self/fd")) <= files_open + 1
+        merged = sorted(read)
+        for place in places:
+            pieces = [(start, end) for location, start, end in merged if location == place.location]
+            bounds = [place.start, *(end for _, end in pieces)]
+            assert [start for start, _ in pieces] == bounds[:-1]
+            assert bounds[-1] == place.end
+        read.clear()
+        assert [list(frames.bodies()) for frames in files.in_turn(places)] == bodies
+        assert sorted(read) == merged
 
 
 def test_a_file_that_cannot_be_read_whole(tmp_path: Path) -> None:
@@ -80,36 +117,47 @@ def test_a_file_that_cannot_be_read_whole(tmp_path: Path) -> None:
     file = staged(tmp_path / "file", b"one", b"two", b"three")
     whole = Path(file.location).read_bytes()
     gone = msgspec.structs.replace(file, location=str(tmp_path / "other"))
-    other = msgspec.structs.replace(file, size=99)
-    for wrong, receiver in ((gone, 0), (other, 0), (file, 3)):
-        with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
-            taken(wrong, receiver)
-    for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"?", b"?" + whole[1:], whole[: len(whole) // 2]):
+    with pytest.raises(ConfigError, match=r"No such file.*Every executor must see the folder of --staging"):
+        taken(gone, 0)
+    with pytest.raises(InvariantViolation, match="every receiver has a range"):
+        file.range(3)
+    place = place_of(file, 2)
+    elsewhere = [msgspec.structs.replace(place, end=place.end - 1), msgspec.structs.replace(place, start=1)]
+    with closing(StagedFiles()) as files:
+        for wrong in elsewhere:
+            with pytest.raises(ConfigError, match="it is damaged"):
+                list(files.merged([wrong])[0].bodies())
+    for damaged in (whole[:-1], whole[:-1] + b"?", whole[: len(whole) // 2], b""):
         Path(file.location).write_bytes(damaged)
         with pytest.raises(ConfigError, match="cannot be read whole"):
             taken(file, 2)
-    unnoticed = 0
-    for place in range(len(whole)):  # a bit of a byte is wrong
-        Path(file.location).write_bytes(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
-        with suppress(ConfigError):
-            assert [taken(file, receiver) for receiver in range(3)] == [[b"two"], [], [b"one", b"three"]]
-            unnoticed += 1
-    assert unnoticed == 12, "where a receiver without frames has none, there is nothing to be wrong"
+    for number in range(len(whole)):  # a bit of a byte is wrong
+        Path(file.location).write_bytes(bytes([*whole[:number], whole[number] ^ 1, *whole[number + 1 :]]))
+        receiver = 2 if number >= place.start else 0
+        with pytest.raises(ConfigError, match="cannot be read whole"):
+            taken(file, receiver)
+    older = whole[: place.start] + b"eostage1" + whole[place.start + 8 :]
+    Path(file.location).write_bytes(older)
+    with pytest.raises(ConfigError, match="or another version of exactlyonce has written it"):
+        taken(file, 2)
     Path(file.location).write_bytes(whole)
     with closing(StagedFiles()) as files:
-        frames = files.frames(file, 2)
-        assert frames is not None
-        os.truncate(file.location, 4)
+        (frames,) = files.merged([place])
+        os.truncate(file.location, place.start + 4)
         with pytest.raises(ConfigError, match=r"cannot be read whole: it ends at \d+"):
             list(frames.bodies())
 
 
-def test_a_staging_folder_that_is_full(tmp_path: Path) -> None:
+def test_a_staging_folder_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the disk where frames wait."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(ConfigError, match=r"cannot be written: File too large.*with room for the input"):
             staged(tmp_path / "file", bytes(4 << 20))
+        monkeypatch.setattr(staging, "GATHERED_BYTES_MAX", 1 << 10)
+        with pytest.raises(ConfigError, match=r"cannot be kept in .* File too large.*let TMPDIR name another"):
+            staged(tmp_path / "other", bytes(4 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

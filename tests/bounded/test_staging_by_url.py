@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -70,16 +71,21 @@ def staged(files: str, *frames: bytes) -> StagedFile:
 
 
 def taken(file: StagedFile, receiver: int) -> list[bytes]:
+    place = file.range(receiver)
     with closing(StagedFiles()) as files:
-        frames = files.frames(file, receiver)
-        return [] if frames is None else list(frames.bodies())
+        return [body for frames in files.merged([] if place is None else [place]) for body in frames.bodies()]
+
+
+def fetching() -> list[str]:
+    """The threads that fetch ranges; the server's own come and go."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("staged")]
 
 
 @pytest.mark.exhaustive
 @ON_BOTH
 def test_what_is_staged_comes_back(shared: str, folder: FileStore) -> None:
-    """A file is smaller than the end that is read at once, or larger than a part of an upload; none stays."""
-    for size in (3, staging.END_BYTES, 20 << 20):
+    """A range is smaller than a piece, or larger than a part of an upload, and has waited on the disk; none stays."""
+    for size in (3, staging.PIECE_BYTES_MAX, 20 << 20, 40 << 20):
         big = os.urandom(size)
         with workplace(shared, "orders-7") as files:
             assert files.startswith(f"{shared}/{STAGED}/orders-7.")
@@ -89,23 +95,30 @@ def test_what_is_staged_comes_back(shared: str, folder: FileStore) -> None:
 
 
 @ON_S3
-def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FileStore) -> None:
+def test_a_file_that_vanishes_or_is_cut_short(shared: str, folder: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with workplace(shared, "orders-7") as files:
         file = staged(files, b"one", b"two", bytes(100_000))
         name = file.location.rpartition("/")[2]
         whole = folder.get(name)
         assert whole is not None
-        for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"?", b"?" + whole[1:], whole[:100], b"x"):
+        place = file.range(2)
+        assert place is not None
+        damaged_start = whole[: place.start] + b"?" + whole[place.start + 1 :]
+        for damaged in (whole[:-1], whole[:-1] + b"?", damaged_start, whole[: place.start], whole[:5], b"x"):
             replace(folder, name, damaged)
             with pytest.raises(ConfigError, match=r"cannot be read whole: .*nothing is lost"):
                 taken(file, 2)
         replace(folder, name, whole)
+        monkeypatch.setattr(staging, "PIECE_BYTES_MAX", 1_000)
+        monkeypatch.setattr(staging, "PIECE_BYTES_MIN", 1_000)
         with closing(StagedFiles()) as opened:
-            frames = opened.frames(file, 2)
-            assert frames is not None
+            (frames,) = opened.merged([place])
+            assert frames.entry.records == 2
             folder.remove([name])
             with pytest.raises(ConfigError, match="cannot be read whole: No such file"):
                 list(frames.bodies())
+            assert fetching()
+        assert not fetching(), "no thread outlives the reading"
 
 
 @pytest.mark.exhaustive
@@ -126,7 +139,8 @@ def test_a_storage_that_is_away(server: S3Server, shared: str, monkeypatch: pyte
 
 @pytest.mark.exhaustive
 @ON_S3
-def test_the_disk_of_the_spool_is_full(shared: str) -> None:
+def test_the_disk_of_the_spool_is_full(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "GATHERED_BYTES_MAX", 1 << 10)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with workplace(shared, "orders-7") as files:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))

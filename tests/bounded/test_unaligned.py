@@ -66,7 +66,9 @@ def test_spark_goes_on_from_aligned_checkpoints_only(job: Job, kafka: KafkaClust
 
 def assert_state_is_shown(kafka: KafkaCluster, topic_name: str) -> None:
     """By the command and as a DataFrame, alike."""
-    lines = [json.loads(line) for line in exactlyonce(kafka, "state", topic_name, "totals", "--json").splitlines()]
+    lines = [
+        json.loads(line) for line in exactlyonce(kafka, "state", "show", topic_name, "totals", "--json").splitlines()
+    ]
     options = {"state": topic_name, "operator": "totals", "keyType": "str"}
     options["kafka.bootstrap.servers"] = kafka.bootstrap_servers
     source = ExactlyOnceDataSource(options)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.engines.bounded.workplace import MAGIC, OWNER, SILENCE_S, workplace
+from exactlyonce.engines.bounded.workplace import MAGIC, OWNER, SILENCE_S, free_bytes, workplace
 
 HOLDING = """
 import sys, threading
@@ -49,6 +49,13 @@ def test_it_goes_with_its_command(tmp_path: Path) -> None:
         (folder / "staged").write_text("x")
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_the_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    room = free_bytes(tmp_path / "new" / "folder")
+    assert room is not None
+    assert room > 0
+    assert free_bytes("s3://bucket/staging") is None
 
 
 def test_only_what_the_dead_have_left_is_removed(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from exactlyonce.connectors import IterableSource
 from exactlyonce.connectors.source import ReaderContext
 from exactlyonce.engines.local.inputs import (
     ALIGNED,
+    BATCH_RECORDS_MAX,
     GATHER_S,
     TICK_S,
     Pace,
@@ -169,6 +170,26 @@ def test_a_watermark_follows_each_batch_and_sn_has_the_floor() -> None:
     assert batch is None
     assert told == [Watermark(7), Watermark(18), Watermark(19)]
     assert [position.floor for position in read.noted[7]] == [20]
+
+
+def test_a_backlog_has_a_watermark_now_and_then() -> None:
+    """After some full batches, or a while; after one that is not full at once."""
+    read, now = timed([*range(7 * BATCH_RECORDS_MAX + 5)])
+    read.slices = Slices(Pace(10.0, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX), lambda: now[0])
+    told = []
+    for _ in range(8):
+        now[0] += GATHER_S
+        assert isinstance(read.next(BATCH_RECORDS_MAX), Batch)
+        told.append(read.processed())
+    last = 4 * BATCH_RECORDS_MAX - 1, 7 * BATCH_RECORDS_MAX + 4
+    first, then = (Watermark(time - 3) for time in last)
+    assert told == [None, None, None, first, None, None, None, then]
+    read, now = timed([*range(2 * BATCH_RECORDS_MAX)])
+    read.slices = Slices(Pace(10.0, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX), lambda: now[0])
+    assert isinstance(read.next(BATCH_RECORDS_MAX), Batch)
+    assert read.processed() is None
+    now[0] += TICK_S
+    assert read.next(BATCH_RECORDS_MAX) == Watermark(BATCH_RECORDS_MAX - 4)
 
 
 def test_a_drained_source_ends_time_once_before_its_last_barrier() -> None:

@@ -30,12 +30,12 @@ OPERATORS: dict[type[Timed], Any] = join_operators.OPERATORS
 
 @pytest.fixture(autouse=True, scope="module")
 def small_memory() -> Iterator[None]:
-    """Records get into the table soon, they are in many buckets, and few are many."""
+    """Records get into the table soon, and are in many buckets and blocks."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (join_operators, ordering):
             patch.setattr(module, "UNWRITTEN_MAX", 12)
         patch.setattr(ordering, "_BUCKET_BITS", 3)
-        patch.setattr(join_operators, "_FEW", 1)
+        patch.setattr(ordering, "_BLOCK_BITS", 5)
         yield
 
 
@@ -197,6 +197,7 @@ def in_windows(join: WindowJoin, records: Sequence[Arrived]) -> tuple[list[Any],
 JOINS = [
     *(IntervalJoin("-20ms", "40ms", how) for how in ("inner", "left", "right", "full")),
     IntervalJoin("0ms", "0ms", "full"), IntervalJoin("10ms", "30ms", "full"), IntervalJoin("-30ms", "-10ms", "left"),
+    IntervalJoin("-320ms", "320ms"),
     *(AsOf(keep, how) for keep, how in (("0s", "left"), ("25ms", "inner"), ("1s", "left"))),
     *(WindowJoin(Tumbling("20ms"), how) for how in ("inner", "left", "right", "full")),
     WindowJoin(Hopping("50ms", every="20ms"), "full"), WindowJoin(Session("15ms"), "full"),
@@ -262,6 +263,17 @@ def test_the_order_of_pairs_does_not_depend_on_what_is_in_the_table(
         for restores in (True, False)
     )
     assert one.results == other.results
+
+
+def test_a_segment_outlives_the_entries_that_it_names() -> None:
+    """They went with an earlier one, and the key has a new entry since, which has its own segment."""
+    join, seen = IntervalJoin("-10s", "10s"), Seen()
+    operator = operator_of(join, seen)
+    for offset, (time, watermark) in enumerate([(600, 0), (700, 10_800), (10_850, 11_300)]):
+        operator.left(as_batch([Arrived("l", "a", time, offset, offset, NO_FLOOR)], join))
+        advance(operator, watermark, 1)
+    operator.right(as_batch([Arrived("r", "a", 11_400, 3, 3, NO_FLOOR)], join))
+    assert seen.results == [("a", 2, 3, 11_400)]
 
 
 def test_after_a_drain_an_as_of_join_goes_on_after_its_last_result() -> None:

@@ -216,6 +216,24 @@ def test_a_savepoint_within_a_firing_goes_on_where_it_was(tmp_path: Path, storag
         restoring(url, windows(24))
 
 
+def test_entries_of_several_keys_stay_in_their_key_group(tmp_path: Path, restoring: Any) -> None:
+    def once(max_parallelism: int) -> LogicalGraph:
+        pipeline = Pipeline("totals", max_parallelism=max_parallelism)
+        source = pipeline.source("right", KafkaSource("orders", value=bytes, time=len))
+        first = source.key_by(lambda record: record).deduplicate("counts", within="1h")
+        first.sink("out", KafkaSink("totals"))
+        return pipeline.build()
+
+    (node,) = once(128).stateful
+    times = SavedTimes(node.meaning or "", {})
+    kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", times=times),))
+    url = export(Given(kept, []), f"file://{tmp_path}")
+    with pytest.raises(
+        ConfigError, match=r"'counts' keeps entries of several keys .*other groups than 128\. Keep max_"
+    ):
+        restoring(url, once(24))
+
+
 def test_windows_that_do_not_fit(tmp_path: Path, restoring: Any) -> None:
     url, _ = exported_windows(tmp_path, {0: 7})
     with pytest.raises(StateIncompatible, match=r"tumbling=10000, .* tumbling=20000.* --allow-dropped-state"):

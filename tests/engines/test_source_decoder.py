@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from confluent_kafka import Message
 
+from exactlyonce import EventTime
 from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.runtime.faults import Notes
@@ -55,6 +56,14 @@ def test_what_does_not_decode_is_left_out(good: Any, metadata: bool) -> None:
     assert len(lines) == (1 if bad else 0)
     assert all(f"{bad:,} records, the last: the record at orders[3] offset " in line for line in lines)
     assert notes.take_lines() == []
+
+
+def test_a_batch_of_which_all_is_left_out_has_times() -> None:
+    """An operator of event time takes it like any other."""
+    source = KafkaSource("orders", value=Order, on_error="skip", time=EventTime(lambda order: order.id))
+    decoder = SourceDecoder("orders", source, Notes())
+    batch = decoder.decode(batch_of(lambda number: False))
+    assert (batch.records, batch.times) == ([], [])
 
 
 def found(data: bytes) -> Any:

@@ -75,10 +75,9 @@ def test_a_pipeline_loads_no_source_that_it_does_not_have() -> None:
 
 def test_a_failure_that_nobody_has_foreseen_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The restart gives its reason as text; the traceback goes to the log."""
-    start = SimpleNamespace(subtask=3, spec=SimpleNamespace(reference={}))
+    load = msg.Load(3, {})
     sent: list[Any] = []
-    connection: Any = SimpleNamespace(closed=False, receive=lambda timeout_s: iter([start]), send=sent.append)
-    monkeypatch.setattr(msg, "Start", SimpleNamespace)
+    connection: Any = SimpleNamespace(closed=False, receive=lambda timeout_s: iter([load]), send=sent.append)
 
     def loading(reference: object) -> None:
         raise KeyError("caf\udce9")

@@ -124,7 +124,7 @@ def test_at_least_once_no_record_is_missing_in_a_window(job_of: Callable[..., Jo
     assert {json.loads(record.value or b"")["id"] for record in visible(*clicks.out("late", 1))} >= set(late)
 
 
-@pytest.mark.exhaustive(but=["folded"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_savepoint_is_shown_and_goes_on_at_another_parallelism(
     window: str, job_of: Callable[..., Job], tmp_path: Path

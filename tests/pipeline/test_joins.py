@@ -115,6 +115,7 @@ def test_partitioned_sides_of_one_source_need_no_shuffle() -> None:
 
 MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
     r"within=\('1s', '0s'\) is empty: give the earlier bound first": lambda p: itself(p, within=("1s", "0s")),
+    "within='1s' must be two bounds of the right record's time less the left": lambda p: itself(p, within="1s"),
     "within= is 'soon': write a number with a unit": lambda p: itself(p, within=("-1s", "soon")),
     "how='outer' must be one of 'inner', 'left', 'right', 'full'": lambda p: itself(p, how="outer"),
     "join.. needs within=, .*, or window=, .*, and not both": lambda p: itself(p, window=None, within=None),

@@ -83,7 +83,7 @@ def test_what_has_no_canonical_encoding_is_refused(key: Any) -> None:
         canonical_key(key)
 
 
-@given(st.lists(st.binary(max_size=70)), st.integers(1, 32_768))
+@given(st.lists(st.binary(max_size=70)), st.integers(1, 32_768) | st.sampled_from([2, 64, 128, 256]))
 def test_a_batch_of_any_lengths_has_the_groups_of_kafkas_murmur2(keys: list[bytes], max_parallelism: int) -> None:
     expected = [(murmur2(key) & 0x7FFFFFFF) % max_parallelism for key in keys]
     assert key_groups(keys, max_parallelism) == expected

@@ -161,7 +161,10 @@ def _behind(real: Any, self: FeedbackInput, checkpoint: int) -> Any:
     return InFlightCapture(found.name, checkpoint, found.begun, [*found.sent], whole=True)
 
 
-@mutant("feedback ahead of the snapshot is not held back", WRONG, shape="mutual", luck=CYCLES, first=20)
+@mutant(
+    "feedback ahead of the snapshot is not held back", f"{WRONG}|is on its way before it is read", shape="mutual",
+    luck=CYCLES, first=20,
+)  # fmt: skip
 @in_place_of(Alignment, "is_held")
 def _ahead(real: Any, self: Alignment, source: Any) -> Any:
     return source in self._ordinary and real(self, source)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from exactlyonce.engines.spark import submit
+from exactlyonce.engines.spark.bounded_work import WorkProgress
 from exactlyonce.engines.spark.submit import StageFailed
 from exactlyonce.pipeline.errors import ConfigError, Unavailable
 from exactlyonce.spark import audit, backfill, catch_up, diff, replay
@@ -22,7 +25,15 @@ pytestmark = pytest.mark.broker
 
 OF_ANOTHER_TYPE: dict[Any, list[dict[str, Any]]] = {
     backfill: [{"to": 7}, {"to": {"in": 7}}, {"chunk_records": 0}, {"take_over": "yes"}, {"progress": 7}],
-    catch_up: [{"to": None}, {"chunk_records": "all"}, {"staging": 7}, {"params": {"name": 7}}],
+    catch_up: [
+        {"to": None},
+        {"chunk_records": "all"},
+        {"staging": 7},
+        {"params": {"name": 7}},
+        {"stop": True},
+        {"follow": "yes"},
+        {"to": {"in": {0: 1}}, "follow": True},
+    ],
     audit: [{"first": "one"}, {"last": 1.5}, {"shown": 0}, {"ignore_foreign": "yes"}],
     replay: [{"checkpoint": "1"}, {"checkpoint": 1, "into": 7}, {"checkpoint": 1, "sink": b"out"}],
     diff: [{"new": "no_module:new", "to": {"in": {"a": 1}}}, {"new": "no_module:new", "checkpoint": "1"}],
@@ -109,6 +120,9 @@ def test_a_notebook_does_what_the_commands_do(
     assert (more.records, more.parallelism) == (5, 1)
     values = sorted(int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out"))
     assert values == [2 * number for number in range(15)]
+    with monkeypatch.context() as patch:
+        patch.setattr(submit, "cores", lambda spark: pytest.fail("a job counts cores, and there is nothing to read"))
+        assert catch_up(spark, pipeline, **given).checkpoints == 0
     with pytest.raises(ConfigError, match="There is no option 'parallelism' here"):
         audit(spark, pipeline, parallelism=1, **given)  # type: ignore[call-arg]  # the error is what is tested
     report = audit(spark, pipeline, **given)
@@ -126,6 +140,30 @@ def test_a_notebook_does_what_the_commands_do(
     ended = pipeline.run("spark", spark=spark, until="latest", parallelism=1, **given)
     assert ended is not None
     assert (ended.pipeline, ended.checkpoint, sum(ended.offsets["in"].values())) == (topic_name, 3, 16)
+
+
+def test_a_program_follows_the_input_until_it_says_stop(
+    spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "followed.py").write_text(MODULE.format(name=topic_name))
+    monkeypatch.syspath_prepend(tmp_path)
+    given: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "staging": tmp_path / "staging"}
+    for suffix in ("in", "out"):
+        kafka.create_topic(f"{topic_name}-{suffix}", 1)
+    backfill(spark, "followed:pipeline", parallelism=1, **given)
+    stop = Event()
+
+    def told(at: WorkProgress) -> None:
+        """Another record comes after each checkpoint; the third one is the last."""
+        if at.units == 0:
+            number = int(at.stage.rpartition(" ")[2])
+            stop.set() if number == 3 else kafka.produce(f"{topic_name}-in", [str(number)])
+
+    kafka.produce(f"{topic_name}-in", ["1"])
+    done = catch_up(spark, "followed:pipeline", follow=True, stop=stop, parallelism=1, progress=told, **given)
+    assert (done.checkpoint, done.records) == (3, 3)
+    values = [int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out")]
+    assert values == [2, 2, 4]
 
 
 OPENING = """\

@@ -20,6 +20,7 @@ from exactlyonce.connectors.kafka.errors import RangeGone
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
+from exactlyonce.engines.spark.source.history_reading import HistoryReader
 from exactlyonce.engines.spark.source.reading import LaterOutput, Range, RangesReader, split
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -32,7 +33,7 @@ def fed(kafka: KafkaCluster, topic_name: str) -> Fed:
     return Fed(kafka, topic_name)
 
 
-def rows(reader: RangesReader) -> list[dict[str, Any]]:
+def rows(reader: RangesReader | HistoryReader) -> list[dict[str, Any]]:
     batches = (batch for part in reader.partitions() for batch in reader.read(part))
     return [row for batch in batches for row in batch.to_pylist()]
 
@@ -41,6 +42,13 @@ def ids(fed: Fed, *topics: str, **options: Any) -> Counter[int]:
     """The ids of the records that a read of NAME-TOPIC has."""
     names = ",".join(f"{fed.name}-{topic}" for topic in topics)
     return Counter(json.loads(row["value"])["id"] for row in rows(direct(fed.kafka, names, **options)))
+
+
+def history_of(fed: Fed) -> HistoryReader:
+    source = ExactlyOnceDataSource({"history": fed.name, "kafka.bootstrap.servers": fed.kafka.bootstrap_servers})
+    reader = source.reader(source.schema())
+    assert isinstance(reader, HistoryReader)
+    return reader
 
 
 def expire_half(kafka: KafkaCluster, topic: str) -> None:
@@ -60,7 +68,7 @@ def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
     await_readable(fed.kafka, *(f"{fed.name}-{topic}" for topic in ("copies", "out")))
     history = fed.history()
     manifests = history.manifests
-    sizes = []
+    sizes, listed = [], []
     for number, manifest in sorted(manifests.items()):
         if number not in history.finalized:
             continue
@@ -68,7 +76,13 @@ def test_each_checkpoint_is_one_cut(fed: Fed, tmp_path: Path) -> None:
         given = ids(fed, "in", "more", **at)
         assert given == ids(fed, "copies", **at) == ids(fed, "out", **at, minPartitions=9), number
         assert given.total() == sum(end.offset for end in manifest.offsets if "again" not in end.topic)
+        listed.append((number, manifest.kind, sum(end.offset for end in manifest.offsets)))
         sizes.append(given.total())
+    assert listed == [
+        (row["checkpoint"], row["kind"], sum(at["offset"] for at in row["next_offsets"]))
+        for row in rows(history_of(fed))
+        if row["state"] == "finalized"
+    ]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) > 3, "those that bounded work retains, and more"
     assert sizes[-1] == len(fed.all) == ids(fed, "out", pipeline=fed.name).total()

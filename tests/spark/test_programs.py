@@ -101,10 +101,11 @@ def test_a_session_is_stopped(kind: str, kafka: KafkaCluster, topic_name: str, t
 WRITES = """
 import sys
 from pyspark.sql import SparkSession
-from exactlyonce.spark import register
 
 spark = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", False).getOrCreate()
-register(spark)
+options = f"'kafka.bootstrap.servers' = '{sys.argv[1]}', subscribe = '{sys.argv[2]}'"
+spark.sql(f"CREATE TEMPORARY VIEW read USING exactlyonce OPTIONS ({options})")
+assert spark.sql("SELECT count(*) FROM read").first()[0] == 3
 orders = spark.range(100).selectExpr("id", "'ann' AS customer", "id * 2 AS total").repartition(2)
 writing = orders.write.format("exactlyonce").mode("append").option("sinkId", sys.argv[2]).option("sink", "sqlite")
 for _ in range(2):
@@ -113,7 +114,12 @@ for _ in range(2):
 
 
 def test_a_sink_of_another_package(kafka: KafkaCluster, topic_name: str, tmp_path: Path, shop_sqlite: Path) -> None:
-    """`df.write` to the store of the documentation, by the name of its entry point; a repeated write adds nothing."""
+    """`df.write` to the store of the documentation, by the name of its entry point; a repeated write adds nothing.
+
+    The program does not register the format, and reads a topic in SQL.
+    """
+    kafka.create_topic(topic_name)
+    kafka.produce(topic_name, ["1", "2", "3"])
     database = tmp_path / "orders.db"
     own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST, "PYTHONPATH": str(shop_sqlite)}
     line = [sys.executable, "-c", WRITES, kafka.bootstrap_servers, topic_name, str(database)]

@@ -215,6 +215,26 @@ def test_a_stream_of_state_is_refused() -> None:
         source.streamReader(StructType())
 
 
+HISTORY = {"history": "totals", "kafka.bootstrap.servers": "kafka:9092"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({**HISTORY, "checkpoint": "7"}, "There is no option 'checkpoint' for a read of history. Options are: history"),
+        ({**HISTORY, "history": "a b"}, "history: the name of a pipeline, "),
+        ({"history": "totals"}, r"kafka\.bootstrap\.servers is not set"),
+    ],
+)
+def test_a_read_of_history_is_checked(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ExactlyOnceDataSource(options).reader(ExactlyOnceDataSource(options).schema())
+    with pytest.raises(ConfigError, match=r"history is for spark\.read"):
+        ExactlyOnceDataSource(options).streamReader(StructType())
+    with pytest.raises(ConfigError, match=r"The schema is struct<checkpoint:bigint,"):
+        ExactlyOnceDataSource(HISTORY).reader(StructType())
+
+
 def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) -> None:
     """The page has a row for each, and for no other; and every word for a type of keys."""
     described = table("docs/spark-jobs.md", "option of a read of state", "values", "default")

@@ -24,7 +24,7 @@ DEATHS = [
 ]
 
 
-@pytest.mark.exhaustive(but=["kafka", "postgres"])
+@pytest.mark.exhaustive(but=["kafka"])
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 def test_batches(world: World) -> None:
     planner, committer = world.pair("a")

@@ -304,8 +304,8 @@ MUTANTS = {
         ListReader, "finished", property(lambda self: bool(self.context.targets)), "targets", "It has finished before"),
     "it never finishes": Mutant(ListReader, "finished", False, "targets", "has not finished"),
     "batches of any length": Mutant(
-        ListReader, "poll", lambda self, most, wait: POLL(self, most + 1, wait), "a_batch_is_as_long_as_it_may_be",
-        "a barrier waits"),
+        ListReader, "poll", lambda self, most, wait: POLL(self, most + 1, wait),
+        "a_batch_is_as_long_as_it_may_be", "a barrier waits"),
     "the identity is left out": Mutant(
         ListReader, "positions",
         lambda self: tuple(msgspec.structs.replace(each, topic_id="") for each in POSITIONS(self)),

@@ -23,7 +23,7 @@ from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.blocks import in_memory
 from exactlyonce.engines.bounded.unit.kept import KEPT
-from exactlyonce.engines.bounded.unit.messages import STAGE, Reading, Receipt, Stage, Unit, WorkPlace
+from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Stage, Unit, WorkPlace
 from exactlyonce.engines.bounded.unit.ordering import (
     BatchTime,
     ChannelLane,
@@ -35,7 +35,7 @@ from exactlyonce.engines.bounded.unit.ordering import (
     take_by_time,
 )
 from exactlyonce.engines.bounded.unit.outgoing import ByPartition, Distribution, LanesByKey, Sending, Staging
-from exactlyonce.engines.bounded.unit.staging import Frames, FrameWriter, StagedFiles
+from exactlyonce.engines.bounded.unit.staging import Frames, FrameWriter, StagedFiles, ranges_in
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Push
@@ -76,8 +76,9 @@ def run_unit(place: bytes, attempt_label: str) -> bytes:
 def _run(place: WorkPlace, label: str) -> Receipt:
     began_ms = SystemClock().now_ms()
     with closing(StagedFiles()) as files:
-        stage = KEPT.stage(place.file, lambda: _stage_decoder.decode(files.message(place.file, STAGE)))
-        unit = _unit_decoder.decode(files.message(place.file, place.receiver))
+        of_stage, of_unit = place.parts
+        stage = KEPT.stage(of_stage, lambda: _stage_decoder.decode(files.message(of_stage)))
+        unit = _unit_decoder.decode(files.message(of_unit))
         spec = stage.spec
         graph = load_reference(spec.reference).build()
         if graph.fingerprint() != stage.fingerprint:
@@ -189,7 +190,7 @@ class Assembly:
         self.stagings: list[Staging] = []
         self.distributions: list[ByPartition] = []
         self.decoders: list[SourceDecoder] = []
-        self._sent = _sent_to(unit.subtask, stage, files, {edge.name for edge in plan.into(task)})
+        self._sent = _sent_to(unit, stage, files, {edge.name for edge in plan.into(task)})
         self._config = ClientConfig(client)
         self._notes = Notes()
         self._producers = ThreadPoolExecutor(1, "producers")
@@ -339,13 +340,14 @@ class Assembly:
 
 
 def _sent_to(
-    subtask: int, stage: Stage, files: StagedFiles, edges: Collection[str]
+    unit: Unit, stage: Stage, files: StagedFiles, edges: Collection[str]
 ) -> dict[tuple[str, int], list[Frames]]:
-    """The frames that were sent to *subtask*, by edge and sender, in order: each split of a sender has a file."""
+    """The frames that were sent to *unit*, by edge and sender, in order: each split of a sender has a file."""
+    places = zip(stage.sent, ranges_in((sent.file.location for sent in stage.sent), unit.slots), strict=True)
+    received = [(sent, place) for sent, place in places if place is not None and sent.edge in edges]
     found: dict[tuple[str, int], list[Frames]] = {}
-    for sent in stage.sent:
-        if sent.edge in edges and (frames := files.frames(sent.file, subtask)) is not None:
-            found.setdefault((sent.edge, sent.sender), []).append(frames)
+    for (sent, _), frames in zip(received, files.merged([place for _, place in received]), strict=True):
+        found.setdefault((sent.edge, sent.sender), []).append(frames)
     return found
 
 

@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFile, StagedFiles, read_lane
+from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFiles, StagedRange, read_lane
 from exactlyonce.pipeline.dead_letters import compared
 
 DIGEST_BYTES = 16
@@ -50,9 +50,9 @@ class Comparison(msgspec.Struct, frozen=True, tag="comparison"):
     """A lane of the outputs of a sink in both versions."""
 
     lane: int
-    old: StagedFile
+    old: StagedRange
     """A message with the `OutputFile` of each subtask, in order."""
-    new: StagedFile
+    new: StagedRange
     shown: int
     """The most differences to return."""
 
@@ -79,7 +79,7 @@ def compare_lane(comparison: bytes, attempt_label: str) -> bytes:
     """Compare the lane of an encoded `Comparison`; return the encoded `Compared`."""
     work = _decoder.decode(comparison)
     with closing(StagedFiles()) as files:
-        sides = [_outputs_decoder.decode(files.message(side, 0)) for side in (work.old, work.new)]
+        sides = [_outputs_decoder.decode(files.message(side)) for side in (work.old, work.new)]
     (old, old_keyless), (new, new_keyless) = (_digests(side, work.lane) for side in sides)
     differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     shown = set(differing[: work.shown])

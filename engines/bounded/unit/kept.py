@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.unit.messages import Stage
-from exactlyonce.engines.bounded.unit.staging import StagedFile
+from exactlyonce.engines.bounded.unit.staging import StagedRange
 from exactlyonce.engines.processes import UnitCollector
 
 
@@ -34,13 +34,13 @@ class KeptByProcess:
         self.collector = UnitCollector()
         self._lock = Lock()
         self._kept: _Kept | None = None
-        self._stage: tuple[StagedFile, Stage] | None = None
+        self._stage: tuple[StagedRange, Stage] | None = None
 
-    def stage(self, file: StagedFile, read: Callable[[], Stage]) -> Stage:
-        """The stage in *file*, which *read* reads unless the unit before has."""
+    def stage(self, place: StagedRange, read: Callable[[], Stage]) -> Stage:
+        """The stage at *place*, which *read* reads unless the unit before has."""
         kept = self._stage
-        if kept is None or kept[0] != file:
-            kept = self._stage = file, read()
+        if kept is None or kept[0] != place:
+            kept = self._stage = place, read()
         return kept[1]
 
     @contextmanager

@@ -31,8 +31,8 @@ from exactlyonce.engines.bounded.unit.staging import (
     OutputBatch,
     OutputFile,
     RecomputedOutput,
-    StagedFile,
     StagedFiles,
+    StagedRange,
     batches_of,
     flat,
 )
@@ -292,7 +292,7 @@ class LaneAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether times are compared."""
     partitions: tuple[int, ...]
     """The partition counts that the topic may have had when the lane was written, the checkpoint's first."""
-    outputs: StagedFile
+    outputs: StagedRange
     """A message with the `OutputFile` of each subtask, in order."""
     seen: tuple[SeenLane, ...]
     """By partition."""
@@ -326,8 +326,8 @@ def audit_lane(place: bytes, attempt_label: str) -> bytes:
     """Audit the lane at an encoded `WorkPlace`; return the encoded `AuditedLane`."""
     work = _place_decoder.decode(place)
     with closing(StagedFiles()) as files:
-        lane = _lane_decoder.decode(files.message(work.file, work.receiver))
-        outputs = _outputs_decoder.decode(files.message(lane.outputs, 0))
+        lane = _lane_decoder.decode(files.message(work.parts[0]))
+        outputs = _outputs_decoder.decode(files.message(lane.outputs))
     with KEPT.collector.collecting_rarely():
         return _encode(_audited(ClientConfig(work.client), lane, outputs))
 

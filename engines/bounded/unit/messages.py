@@ -9,7 +9,7 @@ import msgspec
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import LATE_BELOW_LATEST, Precommit
-from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedFile
+from exactlyonce.engines.bounded.unit.staging import OutputFile, SentFile, StagedRange
 from exactlyonce.engines.plan import TaskSpec
 from exactlyonce.engines.runtime.source_decoder import Skipped
 
@@ -57,7 +57,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     rules: int = LATE_BELOW_LATEST
     """See `Manifest.rules`."""
     sent: tuple[SentFile, ...] = ()
-    """The files of the stages before."""
+    """The files of the stages before, without bounds: see `Unit.slots`."""
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -73,21 +73,21 @@ class Unit(msgspec.Struct, frozen=True):
     """By channel, the number of sent records that were in flight at the end: they are not taken."""
     split: int | None = None
     """Its number among the splits of its only partition; None: it reads all of its ranges."""
+    slots: bytes = b""
+    """Its slot in each file of `Stage.sent`, joined: with P senders and receivers, bounds are P times as large."""
 
 
-STAGE = 0
-"""The receiver of a staged `Stage`; the `Unit` numbers begin after it."""
 UNIT, PARTITION, LANE = "unit", "partition", "lane"
 
 
 class WorkPlace(msgspec.Struct, frozen=True):
-    """A piece of work by its place in a staged file."""
+    """A piece of work by its places in a staged file."""
 
     type: str
-    """`UNIT`, `PARTITION` or `LANE`: the work is a `Unit`, a `ClaimedPartition` or a `LaneAudit`."""
+    """`UNIT`, `PARTITION` or `LANE`."""
     client: dict[str, str]
-    file: StagedFile
-    receiver: int
+    parts: tuple[StagedRange, ...]
+    """The messages: a `Stage` and a `Unit`, an `AuditedOutput` and a `ClaimedPartition`, or a `LaneAudit`."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
     incarnation: int
     attempt: int
     transaction_timeout_ms: int
-    outputs: StagedFile
+    outputs: StagedRange
     """A message with the `OutputFile` of each subtask, in order."""
 
 

@@ -293,15 +293,17 @@ def publish(publication: bytes, attempt_label: str) -> bytes:
     """Write an encoded `Publication`; return the encoded `Published`."""
     began_ms, work = SystemClock().now_ms(), _decoder.decode(publication)
     with closing(StagedFiles()) as files:
-        outputs = _outputs_decoder.decode(files.message(work.outputs, 0))
+        outputs = _outputs_decoder.decode(files.message(work.outputs))
+        lanes = [
+            (output, partition) for output in outputs for partition in work.partitions if output.counts.get(partition)
+        ]
         transaction = _begun(work, attempt_label)
-        for output in outputs:
-            for partition in work.partitions:
-                _write(transaction, work.topic, files, output, partition)
+        for (output, partition), batches in zip(lanes, read_outputs(files, lanes), strict=True):
+            _write(transaction, work.topic, batches, partition, output.counts[partition])
     transaction.flush()
     precommit = transaction.precommit(work.sink, work.publisher, work.checkpoint, SystemClock().monotonic_ms())
     transaction.drop()
-    wanted = sum(output.counts.get(partition, 0) for output in outputs for partition in work.partitions)
+    wanted = sum(output.counts[partition] for output, partition in lanes)
     require(precommit.records == wanted, "all that was staged is in the transaction")
     hit("publication-flushed")
     return _encode(Published(precommit, began_ms, SystemClock().now_ms(), attempt_label))
@@ -323,10 +325,12 @@ def _begun(work: Publication, label: str) -> OpenTransaction:
         )
 
 
-def _write(transaction: OpenTransaction, topic: str, files: StagedFiles, output: OutputFile, partition: int) -> None:
-    """Write all that a subtask has staged for *partition*."""
-    before, staged = transaction.records, output.counts.get(partition, 0)
-    for batch in read_outputs(files, output.file, partition) if staged else ():
+def _write(
+    transaction: OpenTransaction, topic: str, batches: Iterator[OutputBatch], partition: int, staged: int
+) -> None:
+    """Write all that a subtask has staged for *partition*: so many outputs."""
+    before = transaction.records
+    for batch in batches:
         places = [partition] * len(batch.values)
         transaction.write(topic, Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=places))
     require(transaction.records - before == staged, "all that a subtask has staged for a partition is written")

@@ -1,16 +1,17 @@
 """Staged files: a stage's units, their records for the next stage, and outputs to be published.
 
-    file      = frames, entries, directory, footer
-    frame     = a batch as `engines.runtime.batch` encodes it, an `OutputBatch`, message or watermark in msgpack
-    entry     = an `Entry` in msgpack: a receiver's records, key groups and places of its frames
-    directory = by receiver the offset (8 bytes), length and CRC-32 (4 bytes each) of its entry; length 0: it has none
-    footer    = the offset of the directory (8 bytes), the number of receivers (4 bytes), the magic bytes
+    file  = the range of each receiver that has frames, in the order of receivers
+    range = the magic bytes, the length of the entry (4 bytes), its CRC-32 (4 bytes), the entry, the frames
+    entry = an `Entry` in msgpack: a receiver's records, key groups, and the length and CRC-32 of each frame
+    frame = a batch as `engines.runtime.batch` encodes it, an `OutputBatch`, message or watermark in msgpack
 
 Integers are big-endian. A receiver is a subtask, an output partition, or a unit.
-Invariants: a file is written once, by the attempt in its name; a reader checks its size against the receipt, and the
-CRC-32 of all that it takes, so that a folder that not all executors share is an error and never a loss. A file lies at
-a path that all units see, or in HDFS or S3; there it appears whole, when it is finished, from a temporary file of this
-machine. A storage that is away is asked again for `AWAY_TIMEOUT_S`, then `StorageUnavailable`.
+Invariants: a file is written once, by the attempt in its name; a receiver has one range, which is read once and
+sequentially, in pieces; no file stays open between two. The bounds of ranges are in the receipt, not in the file: so
+that a reader asks nobody for them. A reader checks the CRC-32 of all that it takes, so that a folder that not all
+executors share is an error and never a loss. A file lies at a path that all units see, or in HDFS or S3; there it
+appears whole, when it is finished. A storage that is away is asked again for `AWAY_TIMEOUT_S`, then
+`StorageUnavailable`.
 
 A lane is an output partition where `Manifest.outputs_by_partition` has the sink; else the output of a subtask.
 """
@@ -22,10 +23,13 @@ import secrets
 import struct
 import tempfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,14 +41,20 @@ from exactlyonce.connectors.confluent import NOW
 from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
 from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.engines.runtime.watermarks import Watermark
-from exactlyonce.pipeline.errors import ConfigError, require
+from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, require
 from exactlyonce.sinks.kafka.sink import Outputs
 
 STAGING = "The staging folder"
-BUFFER_BYTES = 1 << 20
-END_BYTES = 1 << 16
-"""The end of a file in HDFS or S3 is read at once: it has the directory, and often the entries."""
 FOLDERS_KEPT = 4
+BUFFER_BYTES = 1 << 20
+GATHERED_BYTES_MAX = 32 << 20
+"""Frames of a new file that wait in memory; more of them wait in a temporary file."""
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 64 << 10, 4 << 20
+"""A range is read in such pieces: a request takes as long as some megabytes."""
+MERGED_BYTES = 64 << 20
+"""Two pieces of each range that is merged, unless that makes pieces too small."""
+REQUESTS_AT_ONCE = 16
+"""Requests of a unit to HDFS or S3, and ranges that are opened ahead where one follows another."""
 
 
 def staging_at(staging: str | os.PathLike[str]) -> str:
@@ -68,16 +78,6 @@ def folder_at(url: str) -> FileStore:
     return store_at(base, inner, STAGING)
 
 
-def created(location: str) -> WritableFile:
-    """A new file; OSError, or our errors of a storage."""
-    return _StoredNewFile(location) if is_url(location) else _LocalNewFile(location)
-
-
-def opened(location: str, size: int) -> ReadableFile:
-    """The file at *location*, which has *size* bytes. OSError unless it is there, and whole."""
-    return _StoredReadFile(location, size) if is_url(location) else _LocalReadFile(location, size)
-
-
 def put(url: str, content: bytes) -> None:
     """Write a small file at *url* in HDFS or S3."""
     folder, name = _place(url)
@@ -94,26 +94,22 @@ def _aside(name: str) -> str:
     return f"{name}.aside-{secrets.token_hex(8)}"
 
 
-class _LocalNewFile:
-    def __init__(self, path: str) -> None:
-        file = open(path, "xb", BUFFER_BYTES)  # noqa: SIM115 - it stays open
-        self.write, self.finish = file.write, file.close
-
-
-class _StoredNewFile:
-    def __init__(self, url: str) -> None:
-        self._folder, self._name = _place(url)
-        self._spool: Any = tempfile.TemporaryFile(buffering=BUFFER_BYTES)  # noqa: SIM115 - it stays open
-
-    def write(self, data: bytes | bytearray) -> None:
+def _write_file(location: str, size: int, content: Iterable[bytes]) -> None:
+    """Write a new file of *size* bytes."""
+    if not is_url(location):
+        with open(location, "xb", BUFFER_BYTES) as file:
+            file.writelines(content)
+        return
+    folder, name = _place(location)
+    if size <= GATHERED_BYTES_MAX:
+        whole = b"".join(content)
+        Retries(AWAY_TIMEOUT_S)(lambda: folder.put(name, whole, _aside(name)))
+        return
+    with tempfile.TemporaryFile() as spool:
         with _spooling():
-            self._spool.write(data)
-
-    def finish(self) -> None:
-        with _spooling():
-            self._spool.flush()
-        with self._spool:
-            Retries(AWAY_TIMEOUT_S)(lambda: self._folder.put(self._name, self._spool, _aside(self._name)))
+            spool.writelines(content)
+            spool.flush()
+        Retries(AWAY_TIMEOUT_S)(lambda: folder.put(name, spool, _aside(name)))
 
 
 @contextmanager
@@ -129,57 +125,65 @@ def _spooling() -> Iterator[None]:
         ) from None
 
 
-class _LocalReadFile:
-    def __init__(self, path: str, size: int) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115 - it stays open
-        self.close = self._file.close
-        if (found := self._file.seek(0, os.SEEK_END)) != size:
-            self.close()
-            raise OSError(f"it has {found} bytes instead of {size}")
-
-    def read(self, offset: int, length: int) -> bytes:
-        self._file.seek(offset)
-        return self._file.read(length)
-
-
-class _StoredReadFile:
-    def __init__(self, url: str, size: int) -> None:
-        self._folder, self._name = _place(url)
-        self._end_at = max(0, size - END_BYTES)
-        self._end = self._range(self._end_at, size - self._end_at + 1)
-        if self._end_at + len(self._end) != size:
-            raise OSError(f"it does not have the {size} bytes that were written")
-
-    def read(self, offset: int, length: int) -> bytes:
-        if offset >= self._end_at:
-            return self._end[offset - self._end_at : offset - self._end_at + length]
-        return self._range(offset, length) if length else b""
-
-    def _range(self, offset: int, length: int) -> bytes:
-        data = Retries(AWAY_TIMEOUT_S)(lambda: self._folder.get_range(self._name, offset, length))
+def _read(location: str, start: int, end: int, retries: Retries) -> bytes:
+    """The bytes from *start* to before *end*, at least one; fewer where the file ends."""
+    if is_url(location):
+        folder, name = _place(location)
+        data = retries(lambda: folder.get_range(name, start, end - start))
         if data is None:
             raise FileNotFoundError(2, os.strerror(2))
         return data
+    with open(location, "rb", buffering=0) as file:
+        file.seek(start)
+        whole = file.read(end - start)
+        while len(whole) < end - start and (more := file.read(end - start - len(whole))):
+            whole += more  # a mounted store may give less at once
+    return whole
 
-    def close(self) -> None:
-        self._end = b""
+
+MAGIC = b"eostage2"
+_HEADER = struct.Struct(f">{len(MAGIC)}sII")
+_BOUND = struct.Struct(">Q")
+_SLOT = struct.Struct(">QQ")
 
 
-WritableFile = _LocalNewFile | _StoredNewFile
-ReadableFile = _LocalReadFile | _StoredReadFile
+class StagedRange(msgspec.Struct, frozen=True, array_like=True):
+    """The frames of one receiver: the bytes of a file from *start* to before *end*."""
 
-
-MAGIC = b"eostage1"
-_SLOT = struct.Struct(">QII")
-_FOOTER = struct.Struct(f">QI{len(MAGIC)}s")
-OPEN_FILES_MAX = 64
-"""A subtask reads a file of each sender; a closed one is opened again."""
+    location: str
+    """A path, or the URL of a file in HDFS or S3."""
+    start: int
+    end: int
 
 
 class StagedFile(msgspec.Struct, frozen=True):
     location: str
     """A path, or the URL of a file in HDFS or S3."""
-    size: int
+    bounds: bytes
+    """The offsets between the ranges of receivers: 8 bytes for the start of each, and for the end of the last. A
+    receiver without frames has an empty range."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return int.from_bytes(self.bounds[-_BOUND.size :], "big")
+
+    def slot(self, receiver: int) -> bytes:
+        """The start and end of a receiver's range, 8 bytes each. See `ranges_in`."""
+        start = receiver * _BOUND.size
+        slot = self.bounds[start : start + _SLOT.size]
+        require(len(slot) == _SLOT.size, "every receiver has a range in a staged file")
+        return slot
+
+    def range(self, receiver: int) -> StagedRange | None:
+        """The range of *receiver*; None if it has no frames."""
+        return next(ranges_in([self.location], self.slot(receiver)))
+
+
+def ranges_in(locations: Iterable[str], slots: bytes) -> Iterator[StagedRange | None]:
+    """The range in each of the files at *locations*, whose slots are joined in *slots*; None where it is empty."""
+    for location, (start, end) in zip(locations, _SLOT.iter_unpack(slots), strict=True):
+        yield StagedRange(location, start, end) if start < end else None
 
 
 class SentFile(msgspec.Struct, frozen=True):
@@ -262,10 +266,9 @@ class _Untraced(msgspec.Struct, frozen=True, array_like=True):
         return OutputBatch(self.values, self.keys, self.headers, None, self.timestamps, self.partitions)
 
 
-class FramePlace(msgspec.Struct, frozen=True, array_like=True):
-    """The place of a frame in its file."""
+class FrameHead(msgspec.Struct, frozen=True, array_like=True):
+    """A frame, as the entry of its range has it."""
 
-    offset: int
     length: int
     crc: int
     """The CRC-32 of the frame."""
@@ -281,15 +284,19 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     records: int
     groups: tuple[int, ...]
     """The key groups of its records, if these have any."""
-    places: tuple[FramePlace, ...]
+    heads: tuple[FrameHead, ...]
 
 
 @dataclass
 class _Waiting:
-    """The entry of a receiver, while its file is written."""
+    """The frames of a receiver, while its file is gathered."""
 
     records: int = 0
-    places: list[FramePlace] = field(default_factory=list)
+    heads: list[FrameHead] = field(default_factory=list)
+    spooled: list[tuple[int, int]] = field(default_factory=list)
+    """The offsets and lengths of its first frames in the temporary file."""
+    frames: list[bytes] = field(default_factory=list)
+    """The others."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -297,23 +304,41 @@ _entry_decoder = msgspec.msgpack.Decoder(Entry)
 
 
 class FrameWriter:
-    """Writes the frames of one file, which is created with the first frame."""
+    """Gathers the frames of one file, and writes it by receiver once it is closed."""
 
     def __init__(self, location: str | os.PathLike[str], receivers: int) -> None:
         self._location, self.receivers = os.fspath(location), receivers
-        self._file: WritableFile | None = None
-        self._size = 0
         self._waiting: dict[int, _Waiting] = {}
+        self._waiting_bytes = 0
+        self._spool: Any = None
 
     def write(self, receiver: int, body: bytes, records: int, time_ms: int = 0, *, is_signal: bool = False) -> None:
         """Append a frame of *records* records."""
-        with _access(self._location, "written"):
-            file = self._file = self._file or created(self._location)
-            file.write(body)
-        waiting = self._waiting.setdefault(receiver, _Waiting())
-        waiting.places.append(FramePlace(self._size, len(body), zlib.crc32(body), time_ms, is_signal))
+        waiting = self._waiting.get(receiver)
+        if waiting is None:
+            require(0 <= receiver < self.receivers, "a frame is for one of the receivers")
+            waiting = self._waiting[receiver] = _Waiting()
+        waiting.heads.append(FrameHead(len(body), zlib.crc32(body), time_ms, is_signal))
+        waiting.frames.append(body)
         waiting.records += records
-        self._size += len(body)
+        self._waiting_bytes += len(body)
+        if self._waiting_bytes > GATHERED_BYTES_MAX:
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        """Move all waiting frames into the temporary file, which is on a disk of this machine: the staging folder may
+        be a mounted store, where an open file cannot be read."""
+        with _spooling():
+            if self._spool is None:
+                self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - until the file is closed
+            for waiting in self._waiting.values():
+                if waiting.frames:
+                    frames = b"".join(waiting.frames)
+                    waiting.spooled.append((self._spool.tell(), len(frames)))
+                    waiting.frames.clear()
+                    self._spool.write(frames)
+            self._spool.flush()
+        self._waiting_bytes = 0
 
     @property
     def counts(self) -> dict[int, int]:
@@ -322,126 +347,189 @@ class FrameWriter:
 
     def close(self, groups: Mapping[int, Sequence[int]] | None = None) -> StagedFile | None:
         """The finished file; None if nothing was written. *groups* are the key groups of records, by receiver."""
-        if self._file is None:
+        if not self._waiting:
             return None
-        directory = bytearray(_SLOT.size * self.receivers)
-        file = self._file
-        with _access(self._location, "written"):
-            for receiver, waiting in sorted(self._waiting.items()):
+        starts, bounds, size = dict[int, bytes](), [0], 0
+        for receiver in range(self.receivers):
+            if (waiting := self._waiting.get(receiver)) is not None:
                 own = () if groups is None else tuple(groups.get(receiver, ()))
-                entry = _encode(Entry(waiting.records, own, tuple(waiting.places)))
-                _SLOT.pack_into(directory, _SLOT.size * receiver, self._size, len(entry), zlib.crc32(entry))
-                file.write(entry)
-                self._size += len(entry)
-            file.write(directory + _FOOTER.pack(self._size, self.receivers, MAGIC))
-            file.finish()
-        return StagedFile(self._location, self._size + len(directory) + _FOOTER.size)
+                entry = _encode(Entry(waiting.records, own, tuple(waiting.heads)))
+                starts[receiver] = _HEADER.pack(MAGIC, len(entry), zlib.crc32(entry)) + entry
+                size += len(starts[receiver]) + sum(head.length for head in waiting.heads)
+            bounds.append(size)
+        with _access(self._location, "written"):
+            _write_file(self._location, size, self._content(starts))
+        if self._spool is not None:
+            self._spool.close()
+        for waiting in self._waiting.values():
+            waiting.frames.clear()
+        return StagedFile(self._location, struct.pack(f">{len(bounds)}Q", *bounds))
+
+    def _content(self, starts: Mapping[int, bytes]) -> Iterator[bytes]:
+        """The file, whose ranges begin with *starts*."""
+        for receiver, start in starts.items():
+            yield start
+            waiting = self._waiting[receiver]
+            for offset, length in waiting.spooled:
+                with _spooling():
+                    frames = os.pread(self._spool.fileno(), length, offset)
+                yield frames
+            yield from waiting.frames
 
 
-def stage_messages(location: str, messages: Iterable[object]) -> StagedFile:
-    """Write a file with one frame for each receiver: the next of *messages*, which are msgspec structs or lists."""
+def stage_messages(location: str, messages: Iterable[object]) -> list[StagedRange]:
+    """Write a file with *messages*, which are msgspec structs or lists; return the range of each. See `message`."""
     frames = [_encode(message) for message in messages]
     writer = FrameWriter(location, len(frames))
     for receiver, frame in enumerate(frames):
         writer.write(receiver, frame, 1)
     staged = writer.close()
     assert staged is not None
-    return staged
-
-
-class _Directory(NamedTuple):
-    offset: int
-    receivers: int
+    found = ranges_in(repeat(location, len(frames)), b"".join(map(staged.slot, range(len(frames)))))
+    return [place for place in found if place is not None]
 
 
 class StagedFiles:
-    """Reads staged files, of which a few stay open between two reads."""
+    """Reads ranges of staged files; those in HDFS or S3 ahead of their use, on threads that end with `close`.
+
+    An error of a thread is raised where its piece is used.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[str, ReadableFile] = {}
-        """By location, the one that was used last at the end."""
-        self._directories: dict[str, _Directory] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._retries = Retries(AWAY_TIMEOUT_S)
 
     def close(self) -> None:
-        """Close all; may be called more than once."""
-        while self._open:
-            self._open.popitem()[1].close()
+        """End the threads; may be called more than once."""
+        if self._threads is not None:
+            self._retries.end()
+            self._threads.shutdown(cancel_futures=True)
 
-    def frames(self, staged: StagedFile, receiver: int) -> Frames | None:
-        """The frames of *receiver*; None if it has none."""
-        directory = self._directory(staged)
-        if receiver >= directory.receivers:
-            raise _unreadable(staged, "it is damaged")
-        slot = self._read(staged, directory.offset + receiver * _SLOT.size, _SLOT.size)
-        offset, length, crc = _SLOT.unpack(slot)
-        if not length:
-            return None
-        if offset + length > directory.offset:
-            raise _unreadable(staged, "it is damaged")
-        return Frames(self, staged, _entry_decoder.decode(self._checked(staged, offset, length, crc)))
+    def merged(self, places: Sequence[StagedRange]) -> list[Frames]:
+        """The frames of each of *places*, which are taken together: a piece or two of each are in memory."""
+        piece_bytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, MERGED_BYTES // max(1, 2 * len(places))))
 
-    def _directory(self, staged: StagedFile) -> _Directory:
-        """The place of the directory, which is read once."""
-        known = self._directories.get(staged.location)
-        if known is None:
-            footer = self._read(staged, staged.size - _FOOTER.size, _FOOTER.size)
-            offset, receivers, magic = _FOOTER.unpack(footer)
-            if magic != MAGIC or offset + receivers * _SLOT.size + _FOOTER.size != staged.size:
-                raise _unreadable(staged, "it is damaged")
-            known = self._directories[staged.location] = _Directory(offset, receivers)
-        return known
+        def pieces(place: StagedRange) -> int:
+            """A range of two pieces is one request: both would be in memory."""
+            return piece_bytes if place.end - place.start > 2 * piece_bytes else 2 * piece_bytes
 
-    def message(self, staged: StagedFile, receiver: int) -> bytes:
-        """The one frame of *receiver*."""
-        frames = self.frames(staged, receiver)
-        if frames is None:
-            raise _unreadable(staged, "it is damaged")
-        return b"".join(frames.bodies())
+        return [Frames(_RangeReader(self, place, pieces(place))) for place in places]
 
-    def frame(self, staged: StagedFile, place: FramePlace) -> bytes:
-        """The frame at *place*."""
-        return self._checked(staged, place.offset, place.length, place.crc)
+    def in_turn(self, places: Iterable[StagedRange]) -> Iterator[Frames]:
+        """The frames of each of *places*, which are taken one after the other: the next ones are asked for."""
+        opened: deque[Frames] = deque()
+        for place in places:
+            opened.append(Frames(_RangeReader(self, place, PIECE_BYTES_MAX)))
+            if len(opened) > REQUESTS_AT_ONCE:
+                yield opened.popleft()
+        while opened:
+            yield opened.popleft()
 
-    def _checked(self, staged: StagedFile, offset: int, length: int, crc: int) -> bytes:
-        data = self._read(staged, offset, length)
-        if zlib.crc32(data) != crc:
-            raise _unreadable(staged, "it is damaged")
+    def message(self, place: StagedRange) -> bytes:
+        """The one frame at *place*."""
+        return b"".join(Frames(_RangeReader(self, place, place.end - place.start)).bodies())
+
+    def ask(self, place: StagedRange, start: int, end: int) -> Callable[[], bytes]:
+        """The function that gives these bytes of the file of *place*; HDFS or S3 is asked for them at once."""
+        if not is_url(place.location):
+            return partial(self._piece, place, start, end)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, "staged")
+        return self._threads.submit(self._piece, place, start, end).result
+
+    def _piece(self, place: StagedRange, start: int, end: int) -> bytes:
+        with _access(place.location, "read whole"):
+            data = _read(place.location, start, end, self._retries)
+        if len(data) != end - start:
+            raise _unreadable(place, f"it ends at {start + len(data)}")
         return data
 
-    def _read(self, staged: StagedFile, offset: int, length: int) -> bytes:
-        with _access(staged.location, "read whole"):
-            data = self._opened(staged).read(offset, length)
-        if len(data) != length:
-            raise _unreadable(staged, f"it ends at {offset + len(data)}")
+
+class _RangeReader:
+    """Reads a range sequentially, in pieces; the next piece is asked for once half of one is taken."""
+
+    def __init__(self, files: StagedFiles, place: StagedRange, piece_bytes: int) -> None:
+        self.place, self._files, self._piece_bytes = place, files, piece_bytes
+        self._piece, self._taken = b"", 0
+        self._asked_to = place.start
+        self._next: Callable[[], bytes] | None = None
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for the next piece, if there is one."""
+        start, self._asked_to = self._asked_to, min(self._asked_to + self._piece_bytes, self.place.end)
+        self._next = self._files.ask(self.place, start, self._asked_to) if start < self._asked_to else None
+
+    def read(self, length: int) -> bytes:
+        """The next *length* bytes."""
+        end = self._taken + length
+        if end > len(self._piece):
+            self._piece, self._taken, end = self._joined(length), 0, length
+        data = self._piece[self._taken : end]
+        self._taken = end
+        if self._next is None and 2 * end >= len(self._piece):
+            self._ask()
         return data
 
-    def _opened(self, staged: StagedFile) -> ReadableFile:
-        file = self._open.pop(staged.location, None) or opened(staged.location, staged.size)
-        self._open[staged.location] = file
-        if len(self._open) > OPEN_FILES_MAX:
-            self._open.pop(next(iter(self._open))).close()
-        return file
+    def _joined(self, length: int) -> bytes:
+        """The rest of the piece, with as many of the next ones as *length* bytes need."""
+        pieces = [self._piece[self._taken :]]
+        missing = length - len(pieces[0])
+        while missing > 0:
+            if self._next is None:
+                self._ask()
+            if self._next is None:
+                raise _damaged(self.place)
+            pieces.append(self._next())
+            self._next = None
+            missing -= len(pieces[-1])
+        return b"".join(pieces)
 
 
-@dataclass(frozen=True)
 class Frames:
-    """The frames of one receiver in one file."""
+    """The frames of one range, which are taken once, in order."""
 
-    files: StagedFiles
-    staged: StagedFile
-    entry: Entry
+    def __init__(self, reader: _RangeReader) -> None:
+        self._reader = reader
+        self._entry: Entry | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """The entry, which is read first."""
+        if self._entry is None:
+            self._entry = self._read_entry()
+        return self._entry
+
+    def _read_entry(self) -> Entry:
+        place, read = self._reader.place, self._reader.read
+        magic, length, crc = _HEADER.unpack(read(_HEADER.size))
+        if magic != MAGIC:
+            raise _unreadable(place, "it is damaged, or another version of exactlyonce has written it")
+        if zlib.crc32(encoded := read(length)) != crc:
+            raise _damaged(place)
+        entry = _entry_decoder.decode(encoded)
+        if _HEADER.size + length + sum([head.length for head in entry.heads]) != place.end - place.start:
+            raise _damaged(place)
+        return entry
 
     def bodies(self) -> Iterator[bytes]:
         """The frames, in order."""
-        return (self.files.frame(self.staged, place) for place in self.entry.places)
+        return map(self._body, self.entry.heads)
 
     def timed(self) -> Iterator[tuple[int, Watermark | Callable[[], bytes]]]:
-        """The time of each frame, and the function that reads it, or its watermark, in order."""
-        for place in self.entry.places:
-            if place.is_signal:
-                yield place.time_ms, _watermark_decoder.decode(self.files.frame(self.staged, place))
+        """The time of each frame, and the function that reads it, or its watermark, in order. The function is called
+        before the next frame is asked for."""
+        for head in self.entry.heads:
+            if head.is_signal:
+                yield head.time_ms, _watermark_decoder.decode(self._body(head))
             else:
-                yield place.time_ms, partial(self.files.frame, self.staged, place)
+                yield head.time_ms, partial(self._body, head)
+
+    def _body(self, head: FrameHead) -> bytes:
+        body = self._reader.read(head.length)
+        if zlib.crc32(body) != head.crc:
+            raise _damaged(self._reader.place)
+        return body
 
 
 _watermark_decoder = msgspec.msgpack.Decoder(Watermark)
@@ -450,23 +538,29 @@ _untraced_decoder = msgspec.msgpack.Decoder(_Untraced)
 
 
 def read_outputs(
-    files: StagedFiles, staged: StagedFile, receiver: int, *, origins: bool = True
-) -> Iterator[OutputBatch]:
-    """The batches of one receiver in an output file, in order, if wanted without their *origins*."""
-    frames = files.frames(staged, receiver)
-    if frames is None:
-        return iter(())
-    if origins:
-        return map(_output_decoder.decode, frames.bodies())
-    return (_untraced_decoder.decode(body).batch() for body in frames.bodies())
+    files: StagedFiles, lanes: Iterable[tuple[OutputFile, int]], *, origins: bool = True
+) -> Iterator[Iterator[OutputBatch]]:
+    """The batches of each of *lanes*, if wanted without their *origins*: files, each with a receiver that has any."""
+
+    def places() -> Iterator[StagedRange]:
+        for output, receiver in lanes:
+            if (place := output.file.range(receiver)) is None:
+                raise InvariantViolation("a receiver with outputs has a range in their file")
+            yield place
+
+    for frames in files.in_turn(places()):
+        if origins:
+            yield map(_output_decoder.decode, frames.bodies())
+        else:
+            yield (_untraced_decoder.decode(body).batch() for body in frames.bodies())
 
 
 def read_lane(outputs: Iterable[OutputFile], receiver: int, *, origins: bool = True) -> Iterator[OutputBatch]:
     """The batches of one receiver in *outputs*, file by file."""
+    lanes = [(output, receiver) for output in outputs if receiver in output.counts]
     with closing(StagedFiles()) as files:
-        for output in outputs:
-            if receiver in output.counts:
-                yield from read_outputs(files, output.file, receiver, origins=origins)
+        for batches in read_outputs(files, lanes, origins=origins):
+            yield from batches
 
 
 @contextmanager
@@ -477,8 +571,12 @@ def _access(location: str, done: str) -> Iterator[None]:
         raise _problem(location, done, error.strerror or str(error)) from None
 
 
-def _unreadable(staged: StagedFile, why: str) -> ConfigError:
-    return _problem(staged.location, "read whole", why)
+def _damaged(place: StagedRange) -> ConfigError:
+    return _unreadable(place, "it is damaged")
+
+
+def _unreadable(place: StagedRange, why: str) -> ConfigError:
+    return _problem(place.location, "read whole", why)
 
 
 def _problem(location: str, done: str, why: str) -> ConfigError:

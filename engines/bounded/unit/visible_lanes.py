@@ -92,8 +92,6 @@ def _items(column: Sequence[object]) -> bytes:
 
 FOREIGN_SHOWN = 100
 """Foreign records kept of a partition; more are counted."""
-COMMON = 0
-"""The receiver of the staged `AuditedOutput`; the `ClaimedPartition` numbers begin after it."""
 Place = tuple[str, int]
 """Topic and partition."""
 SinkLane = tuple[int, str, int]
@@ -205,9 +203,10 @@ _timestamp = cast("Any", Message.timestamp)
 def read_partition(place: bytes, attempt_label: str) -> bytes:
     """Read the partition at an encoded `WorkPlace`; return the encoded `VisiblePartition`."""
     work = _place_decoder.decode(place)
+    common, own = work.parts
     with closing(StagedFiles()) as files:
-        output = _output_decoder.decode(files.message(work.file, COMMON))
-        claimed = _partition_decoder.decode(files.message(work.file, work.receiver))
+        output = _output_decoder.decode(files.message(common))
+        claimed = _partition_decoder.decode(files.message(own))
     with KEPT.collector.collecting_rarely():
         return _encode(_visible(ClientConfig(work.client), output, claimed))
 

@@ -1,4 +1,4 @@
-"""The options of `spark.read` and `spark.readStream`, checked: of topics, in Spark's own words, and of state.
+"""The options of `spark.read` and `spark.readStream`, checked: of topics, in Spark's own words, of state, of history.
 
 Invariants: nothing is opened; an unknown or useless option is an error that names the known ones; a reference to a
 secret (`env:NAME`, `file:/path`) stays one, in every process, until a client is made.
@@ -50,6 +50,8 @@ TRIGGER_DELAY_DEFAULT = "15m"
 STATE = "state"
 """The option that makes a read one of state."""
 STATE_OPTIONS = (STATE, "operator", "checkpoint", "asOf", "key", "keyType", "types", "params", "json", "minPartitions")
+HISTORY = "history"
+"""The option that makes a read one of the checkpoints."""
 IN_TOPIC_ONLY = ("checkpoint", "asOf", "minPartitions")
 KEY_TYPES = ("bool", "bytes", "date", "datetime", "decimal", "float", "int", "str", "time", "timedelta", "uuid")
 _NAMED = {"earliest": EARLIEST, "latest": LATEST}
@@ -136,8 +138,7 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
     if streaming is not None and misplaced:
         kinds = ("streams, which have no end", "spark.read") if streaming else ("spark.read", "streams")
         raise ConfigError(f"{', '.join(misplaced)} is not for {kinds[0]}: it is for {kinds[1]}. Leave it out.")
-    if "bootstrap.servers" not in kafka:
-        raise ConfigError("kafka.bootstrap.servers is not set. Name at least one broker, as host:port.")
+    _require_servers(kafka)
     topics, pattern, assigned = _subscription(options)
     parsed = ReadOptions(
         topics=topics,
@@ -370,6 +371,40 @@ def is_of_state(given: Mapping[str, str]) -> bool:
     return any(name.lower() == STATE for name in given)
 
 
+@dataclass(frozen=True)
+class HistoryOptions:
+    pipeline: str
+    client_settings: Mapping[str, str] = field(repr=False)
+
+    def client(self) -> ClientConfig:
+        """The client's configuration, made where it is used, so that no resolved secret travels."""
+        return ClientConfig(self.client_settings)
+
+
+def is_of_history(given: Mapping[str, str]) -> bool:
+    """Whether these are the options of a read of the checkpoints."""
+    return any(name.lower() == HISTORY for name in given)
+
+
+def parse_history_options(given: Mapping[str, str]) -> HistoryOptions:
+    """Check and parse. Names may be written in any case, as always in Spark."""
+    options = {name.lower(): value for name, value in given.items()}
+    client = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
+    _refuse_unknown(options, (HISTORY,), " for a read of history")
+    pipeline = options[HISTORY].strip()
+    if problem := name_problem(pipeline):
+        raise ConfigError(f"history: the name of a pipeline, {problem}.")
+    _require_servers(client)
+    parsed = HistoryOptions(pipeline, client)
+    parsed.client()
+    return parsed
+
+
+def _require_servers(client: Mapping[str, str]) -> None:
+    if "bootstrap.servers" not in client:
+        raise ConfigError("kafka.bootstrap.servers is not set. Name at least one broker, as host:port.")
+
+
 def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     """Check and parse. Names may be written in any case, as always in Spark."""
     options = {name.lower(): value for name, value in given.items()}
@@ -391,8 +426,8 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
             f"state: the name of a pipeline, {problem}. Give the name, or the URL of an exported savepoint; the option "
             f"types names the module."
         )
-    if not exported and "bootstrap.servers" not in client:
-        raise ConfigError("kafka.bootstrap.servers is not set. Name at least one broker, as host:port.")
+    if not exported:
+        _require_servers(client)
     if "params" in options and "types" not in options:
         raise ConfigError("params is for a function that types names. Leave it out, or give types.")
     checkpoint, moment = _checkpoint(options)

@@ -11,8 +11,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 from kafka.protocol.metadata import MetadataRequest
+from quotas import quota
 from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -172,23 +172,10 @@ class TestABroker:
     def test_a_connection_that_a_quota_has_muted_is_replaced(self, kafka: Any, topic_name: str) -> None:
         """A request after a throttled answer is asked of a new connection; it was said to have no answer."""
         wire = wire_at(kafka.bootstrap_servers, LONG_MS, client_id=topic_name)
-        self.allow(wire, topic_name, request_percentage=0.001)
-        try:
+        with quota(kafka.bootstrap_servers, topic_name, request_percentage=0.001):
             until(lambda: wire.metadata().throttle_time_ms, pause_s=0)
             assert wire.metadata().brokers
-        finally:
-            self.allow(wire, topic_name, request_percentage=None)
-            wire.close()
-
-    @staticmethod
-    def allow(wire: Wire, client_id: str, *, request_percentage: float | None) -> None:
-        """None: as much as it likes."""
-        entry = AlterClientQuotasRequest.EntryData
-        entity = [entry.EntityData(entity_type="client-id", entity_name=client_id)]
-        removed, value = request_percentage is None, request_percentage or 0.0
-        change = entry.OpData(key="request_percentage", value=value, remove=removed)
-        answer = wire.ask(AlterClientQuotasRequest(entries=[entry(entity=entity, ops=[change])], validate_only=False))
-        assert [each.error_code for each in answer.entries] == [0]
+        wire.close()
 
     def test_a_failed_client_is_thrown_away(self, kafka: Any) -> None:
         wire = wire_at(kafka.bootstrap_servers, LONG_MS)

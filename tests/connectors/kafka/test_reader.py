@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import time
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Message, Producer
 
-from exactlyonce.connectors.kafka.reader import KafkaReader
+from exactlyonce.connectors.kafka import reader as reader_module
+from exactlyonce.connectors.kafka.reader import FetchBuffer, KafkaReader
 from exactlyonce.testing.cluster import LIMIT_S
 
 
@@ -86,3 +89,80 @@ def test_an_open_transaction_is_not_passed(kafka: Any, topic_name: str, producer
         assert read_until(reader, 4) == [b"2"]
     finally:
         reader.close()
+
+
+def test_partitions_that_are_far_ahead_are_paused(kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much is fetched of some partitions, while one that has nothing yet is expected; then they go on, each record
+    once and in order."""
+    monkeypatch.setattr(reader_module, "FETCHED_BYTES_MAX", 200_000)
+    topic, count, splits = kafka.create_topic(topic_name, 4), 5_000, range(4)
+    for split in splits:
+        kafka.produce(topic, [b"%d" % number for number in range(count)], partition=split)
+    config = {"bootstrap.servers": kafka.bootstrap_servers, "fetch.message.max.bytes": "4096"}
+    rng, paused, got = random.Random(7), set[int](), {split: list[int]() for split in splits}
+
+    def slowest_first(fetched: Mapping[int, int], expected: Collection[int], most: int) -> list[tuple[int, int]]:
+        paused.update(reader._buffer.paused)
+        behind = min(splits, key=lambda split: 3 * len(got[split]) if split == 0 else len(got[split]))
+        taken = behind if behind in fetched else rng.choice([*fetched]) if fetched and rng.random() < 0.1 else None
+        return [] if taken is None else [(taken, rng.randint(1, min(fetched[taken], most)))]
+
+    reader = KafkaReader("in", topic, dict.fromkeys(splits, 0), {}, config, topic_id="id", divide=slowest_first)
+    reader.open()
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while sum(map(len, got.values())) < len(splits) * count:
+            assert time.monotonic() < deadline, f"it stays at {reader.offsets}, {reader._buffer.paused} are paused"
+            messages = reader.poll(500, 0.01)
+            for message in messages:
+                got[message.partition()].append(int(message.value()))
+            assert {split: len(each) for split, each in got.items()} == reader.offsets
+    finally:
+        reader.close()
+    assert all(each == [*range(count)] for each in got.values())
+    assert paused
+
+
+def test_a_partition_of_which_much_is_fetched_is_paused_until_little_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "FETCHED_BYTES_MAX", 1_000_000)
+    buffer = FetchBuffer()
+    buffer.add([Message(topic="t", partition=0, offset=number, value=b"a") for number in range(3_000)], [(0, 3_000)])
+    assert (buffer.counts, buffer.has_enough, buffer.pause()) == ({0: 3_000}, False, set())
+    buffer.add([Message(topic="t", partition=1, offset=number, value=b"b") for number in range(2_000)], [(1, 2_000)])
+    assert buffer.has_enough
+    assert (buffer.pause(), buffer.pause(), buffer.resume()) == ({0, 1}, set(), set())
+    taken = buffer.take([(1, 1), (0, 1_001)])
+    assert [message.offset() for message in taken] == [0, *range(1_001)]
+    assert (buffer.resume(), buffer.resume()) == ({0, 1}, set())
+    buffer.take([(0, 1_999), (1, 1_999)])
+    assert (buffer.counts, buffer.has_enough) == ({}, False)
+
+
+def test_what_is_behind_thousands_of_others_is_found() -> None:
+    """However small a batch is: the first ones of a run have four records."""
+    queue = [Message(topic="t", partition=0, offset=number, value=b"a") for number in range(8_000)]
+    queue += [Message(topic="t", partition=1, offset=0, value=b"b")]
+    seen: list[Mapping[int, int]] = []
+
+    class Queue:
+        def consume(self, most: int, timeout_s: float) -> list[Message]:
+            taken = queue[:most]
+            del queue[:most]
+            return taken
+
+        def incremental_assign(self, places: object) -> None: ...
+
+        def get_watermark_offsets(self, place: object, cached: bool) -> tuple[int, int]:
+            return 0, 8_000
+
+    def divide(fetched: Mapping[int, int], expected: Collection[int], most: int) -> list[tuple[int, int]]:
+        seen.append(fetched)
+        return [(1, 1)]
+
+    reader = KafkaReader(
+        "in", "t", {0: 0, 1: 0}, {}, {}, topic_id="id", make=lambda _: cast(Consumer, Queue()), divide=divide
+    )
+    reader.open()
+    assert [message.value() for message in reader.poll(4, 0.0)] == [b"b"]
+    assert seen == [{0: 8_000, 1: 1}]
+    assert reader.offsets == {0: 0, 1: 1}

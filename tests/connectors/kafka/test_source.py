@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -114,6 +115,27 @@ class TestKafkaSource(SourceContract):
 
     def append_damaged(self, split: int) -> None:
         self.kafka.produce(self.name, [b"\xff"], partition=split)
+
+
+def shortest_first(fetched: Mapping[int, int], expected: Collection[int], records_max: int) -> list[tuple[int, int]]:
+    """A few records of each split, most of the last one."""
+    runs: list[tuple[int, int]] = []
+    for split, there in sorted(fetched.items(), key=itemgetter(1)):
+        count = min(there, 2 + 3 * len(runs), records_max - sum(taken for _, taken in runs))
+        runs += [(split, count)] if count else []
+    return runs
+
+
+@pytest.mark.broker
+@only(
+    "test_records_come_in_order", "test_runs", "test_a_batch_is_as_long_as_it_may_be", "test_positions_are_exact",
+    "test_positions_stand_still", "test_every_position_can_be_gone_to", "test_targets", "test_lag", "test_quiet",
+    "test_a_split_is_added", "test_a_position_that_was_removed",
+)  # fmt: skip
+class TestDivided(TestKafkaSource):
+    """Batches are divided among partitions, of which records are fetched."""
+
+    divide = staticmethod(shortest_first)
 
 
 @pytest.mark.broker

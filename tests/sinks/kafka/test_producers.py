@@ -24,6 +24,9 @@ from exactlyonce.sinks.kafka.writer import KafkaProducers
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
+def ignored(*_: object) -> None: ...
+
+
 class NoProducer:
     def init_transactions(self, timeout_s: float) -> None: ...
     def begin_transaction(self) -> None: ...
@@ -48,7 +51,7 @@ def test_a_dropped_producer_is_freed_at_once(
         executor.submit(os.getpid).result()
         producers_of_sink = KafkaProducers(topic_name, settings, 60_000, executor)
         name = transactional_id and f"{topic_name}-{transactional_id}"
-        transaction = OpenTransaction("", producers_of_sink.make(name, lambda *_: None).result())
+        transaction = OpenTransaction("", producers_of_sink.make(name, ignored, ignored).result())
         transaction.producer.produce(topic_name, b"1", None)
         producers_of_sink.flush(transaction.producer).result()
         dropped = weakref.ref(transaction.producer)
@@ -64,7 +67,7 @@ def test_a_timeout_beyond_what_the_broker_allows_now_is_asked_for_anew(kafka: Ka
     with ThreadPoolExecutor(1) as executor:
         producers_of_sink = KafkaProducers(topic_name, settings, 24 * 3_600_000, executor)
         with pytest.raises(KafkaException) as refused:
-            producers_of_sink.make(topic_name, lambda *_: None).result()
+            producers_of_sink.make(topic_name, ignored, ignored).result()
     found = failure(topic_name, "no producer could be made", refused.value.args[0])
     assert found.kind is Outdated
     assert "transaction.max.timeout.ms is lower than when this run began" in found.reason
@@ -78,7 +81,7 @@ def test_a_refused_request_is_not_overtaken(kafka: KafkaCluster, tmp_path: Path,
         with ThreadPoolExecutor(1) as executor:
             settings = {"bootstrap.servers": proxy.bootstrap_servers, "linger.ms": "0"}
             producers_of_sink = KafkaProducers(topic_name, settings, 60_000, executor)
-            producer: Any = producers_of_sink.make(topic_name, lambda *_: None).result()
+            producer: Any = producers_of_sink.make(topic_name, ignored, ignored).result()
             for value in values:
                 producer.produce(topic_name, value)
                 time.sleep(0.02)  # most of them go into a request of their own
@@ -104,8 +107,8 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
         given: list[tuple[str | None, dict[str, str]]]
         given = [("t", {}), ("t", {"linger.ms": "3"}), (None, {}), ("t", {"linger.ms": "5000"})]
         for transactional_id, settings in given:
-            KafkaProducers("topic", settings, 60_000, executor).make(transactional_id, failed).result()
-        KafkaProducers("topic", {"queue.buffering.max.ms": "3"}, 60_000, executor).make("t", failed).result()
+            KafkaProducers("topic", settings, 60_000, executor).make(transactional_id, failed, ignored).result()
+        KafkaProducers("topic", {"queue.buffering.max.ms": "3"}, 60_000, executor).make("t", failed, ignored).result()
     assert [each.get("linger.ms") for each in made[:4]] == [TRANSACTION_LINGER_MS, "3", None, LINGER_MAX_MS]
     assert list(made[4]).index("linger.ms") < list(made[4]).index("queue.buffering.max.ms"), (
         "of two names the last counts"

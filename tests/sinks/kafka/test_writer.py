@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from flushing import flushed
+from quotas import quota
 from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -18,7 +19,14 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.kafka.writer import KafkaProducers, KafkaWriter, TransactionPool
+from exactlyonce.sinks.kafka.writer import (
+    QUOTA_S,
+    WAITING_MIN,
+    WAITING_THROTTLED_S,
+    KafkaProducers,
+    KafkaWriter,
+    TransactionPool,
+)
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
@@ -82,6 +90,19 @@ def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at
     writer.barrier(1)
     assert records_flushed(writer, 1) == 2
     assert (time.monotonic() - began) * 1000 < LINGER_MS / 2
+
+
+def test_a_quota_of_the_broker(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
+    """Once the broker has throttled it, no more may wait than half a second's worth of the last ten."""
+    kafka.create_topic(topic_name)
+    writer, records = writer_at(kafka, topic_name, {"client.id": topic_name}), 150
+    with quota(kafka.bootstrap_servers, topic_name, producer_byte_rate=10_000):
+        assert writer.room == WAITING_MIN
+        writer.write(Outputs([bytes(1_000)] * records, None, None))
+        until(lambda: [writer.poll(0.01), writer.room][1])
+        assert writer.room <= records * WAITING_THROTTLED_S / QUOTA_S
+    writer.barrier(1)
+    assert records_flushed(writer, 1) == records
 
 
 def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
