@@ -156,7 +156,7 @@ def catch_up(
     if stop is not None and not isinstance(stop, Event):
         raise ConfigError(f"stop={stop!r:.100} must be a threading.Event, which your program sets.")
     return _caught_up(
-        spark, pipeline, params, settings, staging, progress, to=to, follow=follow, stopping=stop or Event(),
+        spark, pipeline, params, settings, staging, progress, to=to, follow=follow, stopping=stop,
         chunk_records=chunk_records, take_over=take_over, from_nothing=False,
     )  # fmt: skip
 

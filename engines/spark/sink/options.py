@@ -8,12 +8,13 @@ Spark shows options in its plans and event logs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import SETTING, partitioner
+from exactlyonce.engines.spark.client_options import KAFKA, ClientOptions, client_settings_in
 from exactlyonce.engines.spark.sink.target import StoreTarget, arguments_of, parse_target
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
@@ -22,7 +23,6 @@ from exactlyonce.pipeline.names import name_problem, topic_problem
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-KAFKA = "kafka."
 OPTIONS = ("sinkId", "sink", "adoptQuery", "acceptLoss", "writeId")
 OF_KAFKA = ("topic", "partitioner", "transactionTimeout", "acceptNewOutput")
 TO_KAFKA = "kafka"
@@ -51,7 +51,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkOptions:
+class SinkOptions(ClientOptions):
     sink_id: str
     topic: str
     """The topic of every row; empty: each row names its own."""
@@ -65,16 +65,11 @@ class SinkOptions:
     """Empty: none was given."""
     transaction_timeout_ms: int | None
     """None: see `timeout_within`."""
-    client_settings: Mapping[str, str] = field(repr=False)
     partitioner: str | None = None
     """The partitioner by which keys are distributed; None: none was chosen."""
     target: StoreTarget | None = None
     """The store for the rows; None: Kafka."""
     store_timeout_ms: int = STORE_TIMEOUT_MS
-
-    def client(self) -> ClientConfig:
-        """The client's configuration, made where it is used, so that no resolved secret travels."""
-        return ClientConfig(self.client_settings)
 
     def timeout_within(self, cap_ms: int) -> int:
         """The timeout of a transaction; *cap_ms* is the longest that the broker allows."""
@@ -101,7 +96,7 @@ def parse_sink_options(given: Mapping[str, str], schema: StructType, *, streamin
             f"sinkId {problem}. It is the name under which the cluster remembers what this sink has written: give "
             f'every sink one of its own, and never change it, as .option("sinkId", "orders-to-kafka").'
         )
-    client_settings = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
+    client_settings = client_settings_in(options)
     if secrets := ClientConfig(client_settings).secrets_written_out:
         raise ConfigError(
             f"kafka.{secrets[0]} is written out. Spark shows options in plans and event logs: give a reference "

@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.engines.spark.source.read_options import HistoryOptions
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.windows import moment
 
 _OFFSET = (
     spark.StructType()
@@ -64,16 +65,11 @@ def _row(history: History, manifest: Manifest) -> dict[str, Any]:
     offsets = [(at.source, at.topic, at.partition, at.offset) for at in manifest.offsets]
     return {
         "checkpoint": manifest.checkpoint, "kind": manifest.kind, "state": "decided" if mark is None else "finalized",
-        "triggered_at": _utc(manifest.triggered_at_ms), "completed_at": _utc(manifest.completed_at_ms),
-        "finalized_at": None if mark is None else _utc(mark.at_ms), "incarnation": manifest.incarnation,
+        "triggered_at": moment(manifest.triggered_at_ms), "completed_at": moment(manifest.completed_at_ms),
+        "finalized_at": None if mark is None else moment(mark.at_ms), "incarnation": manifest.incarnation,
         "parallelism": manifest.parallelism,
         "records_out": sum(output.records for output in manifest.committables)
         + sum(output.records for output in manifest.staged),
         "state_bytes": manifest.state_bytes, "written_bytes": manifest.written_bytes,
         "next_offsets": [dict(zip(_OFFSET.names, offset, strict=True)) for offset in offsets],
     }  # fmt: skip
-
-
-def _utc(time_ms: int) -> Any:
-    """As Arrow has a timestamp of so many ms since 1970."""
-    return pa.scalar(time_ms, pa.timestamp("ms", "UTC")).as_py()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -16,14 +16,13 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import is_url, storage_url
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST
+from exactlyonce.engines.spark.client_options import KAFKA, ClientOptions, client_settings_in
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import name_problem
 from exactlyonce.pipeline.positions import TIME, Positions
 
-KAFKA = "kafka."
 START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 TOPICS = ("subscribe", "subscribePattern", "assign")
@@ -94,7 +93,7 @@ class CutOptions:
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(ClientOptions):
     topics: tuple[str, ...]
     """The names of the topics; empty: `pattern` is given."""
     pattern: str | None
@@ -116,7 +115,6 @@ class ReadOptions:
     mode: Mode
     cut: CutOptions | None
     """The checkpoint up to which the topics of a pipeline are read; None: records are read whoever wrote them."""
-    client_settings: Mapping[str, str] = field(repr=False)
 
     def matches(self, name: str) -> bool:
         """Whether the topic *name* is read."""
@@ -124,15 +122,11 @@ class ReadOptions:
             return name in self.topics
         return re.fullmatch(self.pattern, name) is not None
 
-    def client(self) -> ClientConfig:
-        """The client's configuration, made where it is used, so that no resolved secret travels."""
-        return ClientConfig(self.client_settings)
-
 
 def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
     """Check and parse; *streaming* as far as it is known. Names may be written in any case, as always in Spark."""
     options = {name.lower(): value for name, value in given.items()}
-    kafka = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
+    kafka = client_settings_in(options)
     _refuse_unknown(options, OPTIONS)
     misplaced = [name for name in (BATCH_ONLY if streaming else STREAM_ONLY) if name.lower() in options]
     if streaming is not None and misplaced:
@@ -342,7 +336,7 @@ def number(name: str, text: str) -> int:
 
 
 @dataclass(frozen=True)
-class StateOptions:
+class StateOptions(ClientOptions):
     pipeline: str
     """The pipeline's name; empty: `url` is given."""
     url: str
@@ -359,11 +353,6 @@ class StateOptions:
     params: Mapping[str, str]
     in_json: bool
     partitions_min: int
-    client_settings: Mapping[str, str] = field(repr=False)
-
-    def client(self) -> ClientConfig:
-        """The client's configuration, made where it is used, so that no resolved secret travels."""
-        return ClientConfig(self.client_settings)
 
 
 def is_of_state(given: Mapping[str, str]) -> bool:
@@ -372,13 +361,8 @@ def is_of_state(given: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class HistoryOptions:
+class HistoryOptions(ClientOptions):
     pipeline: str
-    client_settings: Mapping[str, str] = field(repr=False)
-
-    def client(self) -> ClientConfig:
-        """The client's configuration, made where it is used, so that no resolved secret travels."""
-        return ClientConfig(self.client_settings)
 
 
 def is_of_history(given: Mapping[str, str]) -> bool:
@@ -389,13 +373,13 @@ def is_of_history(given: Mapping[str, str]) -> bool:
 def parse_history_options(given: Mapping[str, str]) -> HistoryOptions:
     """Check and parse. Names may be written in any case, as always in Spark."""
     options = {name.lower(): value for name, value in given.items()}
-    client = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
+    client = client_settings_in(options)
     _refuse_unknown(options, (HISTORY,), " for a read of history")
     pipeline = options[HISTORY].strip()
     if problem := name_problem(pipeline):
         raise ConfigError(f"history: the name of a pipeline, {problem}.")
     _require_servers(client)
-    parsed = HistoryOptions(pipeline, client)
+    parsed = HistoryOptions(pipeline, client_settings=client)
     parsed.client()
     return parsed
 
@@ -408,7 +392,7 @@ def _require_servers(client: Mapping[str, str]) -> None:
 def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     """Check and parse. Names may be written in any case, as always in Spark."""
     options = {name.lower(): value for name, value in given.items()}
-    client = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
+    client = client_settings_in(options)
     where = options[STATE].strip()
     exported = is_url(where) or where.startswith("/")
     _refuse_unknown(options, STATE_OPTIONS, " for a read of state")
