@@ -255,7 +255,9 @@ STEPS = st.lists(
 
 @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None) -> None:
+def test_any_history(
+    steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None, images_often: None
+) -> None:
     subtasks, model = process(Cart), dict[bytes, Cart]()
     indexes, checkpoint, latest, at_checkpoint = list[bytes](), 0, 0, dict[bytes, Cart]()
     for step, value in steps:
@@ -302,7 +304,7 @@ WHILE_RECORDS_COME = st.lists(
 @settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=WHILE_RECORDS_COME)
 def test_checkpoints_while_records_come(
-    steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None
+    steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None, images_often: None
 ) -> None:
     subtasks, model = process(), dict[bytes, int]()
     indexes, base, latest, at_base = list[bytes](), 0, 0, dict[bytes, int]()
