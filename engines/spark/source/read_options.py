@@ -27,8 +27,9 @@ START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 TOPICS = ("subscribe", "subscribePattern", "assign")
 """The options that name topics: one of them is given."""
-CUT = ("pipeline", "checkpoint", "asOf")
-"""The options that choose a checkpoint, up to which topics are read."""
+CUT = ("pipeline", "checkpoint", "asOf", "after")
+"""The options that choose checkpoints, up to which, and after which, topics are read."""
+AFTER = "after"
 BATCH_ONLY, STREAM_ONLY = (*END, *CUT), ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 TYPES_ONLY = ("params", "mode")
 OPTIONS = (
@@ -90,6 +91,8 @@ class CutOptions:
     checkpoint: int | None
     moment: datetime | None
     """The newest one that was complete then. Without both, the newest."""
+    after: int | None
+    """The checkpoint after which the read begins; None: it begins as any other."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,12 @@ def _cut(options: Mapping[str, str]) -> CutOptions | None:
         raise ConfigError(f"pipeline ends the read at a checkpoint, and {ends[0]} elsewhere. Keep one of them.")
     if not flag(options, "failOnDataLoss", True):
         raise ConfigError("pipeline asks for all records of a checkpoint: leave failOnDataLoss out.")
-    return CutOptions(pipeline, checkpoint, moment)
+    after = number(AFTER, options[AFTER]) if AFTER in options else None
+    if after is not None and (starts := [name for name in START if name.lower() in options]):
+        raise ConfigError(f"after begins the read at a checkpoint, and {starts[0]} elsewhere. Keep one of them.")
+    if after is not None and checkpoint is not None and after >= checkpoint:
+        raise ConfigError(f"after is {after}, and checkpoint {checkpoint}: nothing lies between. Give an older after.")
+    return CutOptions(pipeline, checkpoint, moment, after)
 
 
 def _checkpoint(options: Mapping[str, str]) -> tuple[int | None, datetime | None]:
@@ -395,6 +403,12 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     client = client_settings_in(options)
     where = options[STATE].strip()
     exported = is_url(where) or where.startswith("/")
+    if AFTER in options:
+        raise ConfigError(
+            f"{AFTER} is for topics: a state is that of one checkpoint, which checkpoint or asOf names. Leave it out; "
+            f"what has changed since then are the records that the pipeline has written: read them by pipeline and "
+            f"{AFTER}, or compare two reads of state."
+        )
     _refuse_unknown(options, STATE_OPTIONS, " for a read of state")
     if exported:
         misplaced = [name for name in IN_TOPIC_ONLY if name.lower() in options]
