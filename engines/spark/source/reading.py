@@ -16,7 +16,6 @@ is none.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
 from exactlyonce.connectors.kafka.visible import CutScan, Scan, scan_to_cut, visible_runs
 from exactlyonce.engines.bounded.audit import claims_of
 from exactlyonce.engines.bounded.unit.visible_lanes import Claim
+from exactlyonce.engines.processes import not_collecting
 from exactlyonce.engines.savepoints.contents import origin_in_topic
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, chosen_checkpoint
 from exactlyonce.engines.spark.source.read_options import Bound, CutOptions, ReadOptions
@@ -528,18 +528,10 @@ def _left(topics: Topics, wanted: Range) -> Range:
 
 
 def _next(reader: RangeReader, columns: RecordColumns) -> pa.RecordBatch | None:
-    """The next rows, maybe none if records are left out; None at the end.
-
-    The garbage collector pauses: it would visit the messages of a batch many times, at double the cost, for nothing.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    """The next rows, maybe none if records are left out; None at the end."""
+    with not_collecting():
         messages = reader.read(BATCH_RECORDS)
         return columns.batch(reader.topic, reader.partition, messages) if messages else None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
