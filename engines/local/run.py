@@ -119,7 +119,7 @@ def run_loaded(
     with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            report = Report(graph.pipeline_id, reporters, options.client.redact, graph.dead_letter_limits)
+            report = Report(graph.pipeline_id, reporters, options.client.redact, graph.dead_letter_limits, graph)
             host = LocalHost(physical, loaded.reference, options, workers, report, succession)
             job = Job(physical, options, restart, host, report)
             stopper.attach(job)
