@@ -62,6 +62,10 @@ def test_faults(spark: Any, kafka: Any) -> None:
         with pytest.raises(PySparkException, match=message) as caught:
             load(spark, kafka, "no-such-topic", **options).count()
         assert CANARY not in str(caught.value)
+        first, *rest = str(caught.value).splitlines()
+        assert message in first, "the sentence comes first, after Spark's own words"
+        assert "Traceback" not in str(caught.value)
+        assert len(rest) < 3
 
 
 @pytest.mark.exhaustive

@@ -47,6 +47,7 @@ from exactlyonce.engines.bounded.unit.visible_lanes import Claim
 from exactlyonce.engines.processes import not_collecting
 from exactlyonce.engines.savepoints.contents import origin_in_topic
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, chosen_checkpoint
+from exactlyonce.engines.spark.shown_errors import shown_alone
 from exactlyonce.engines.spark.source.read_options import Bound, CutOptions, ReadOptions
 from exactlyonce.engines.spark.source.record_columns import RecordColumns
 from exactlyonce.engines.system_clock import SystemClock
@@ -424,6 +425,7 @@ class RangesReader(DataSourceReader):
         require_schema(RecordColumns(options, reference), schema)
         self._options, self._reference = options, reference
 
+    @shown_alone
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each range; Spark asks on the driver, once for each loaded frame."""
         config = self._options.client()
@@ -563,6 +565,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned_ms: int | None = None
         """The time of the last batch with records."""
 
+    @shown_alone
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint."""
         now = self._contents()
@@ -580,10 +583,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ends of the topics when the last batch was planned, for the progress of the query."""
         return None if self._seen is None else _encoded(self._seen)
 
+    @shown_alone
     def prepareForTriggerAvailableNow(self) -> None:
         """Leave later records for another query."""
         self._target = _ends(self._contents())
 
+    @shown_alone
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the batch that begins at *start*; *start* itself if there is nothing, or too little as yet."""
         begin, now = _decoded(start), self._contents()
@@ -599,6 +604,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {name: _moved(begin.get(name), now[name].topic_id, ends) for name, ends in offsets.items()}
         return _encoded(begin | ends)  # keeps topics that may be subscribed to again
 
+    @shown_alone
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One task for each range of a batch."""
         ranges = [wanted for wanted in self._ranges(_decoded(start), _decoded(end), self._contents()) if wanted.size]
