@@ -36,5 +36,5 @@ def handed(name: str) -> Pipeline:
     return pipeline
 
 
-def _at() -> EventTime:
+def _at() -> EventTime[Any]:
     return EventTime("at", disorder="2s", idle=None, ahead=None)
