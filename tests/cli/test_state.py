@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+from contextlib import closing
 from typing import NamedTuple
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -11,13 +15,14 @@ import pytest
 from exactlyonce.cli.commands.state import lines, row, table, type_text
 from exactlyonce.cli.main import main
 from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, possible_keys
+from exactlyonce.engines.savepoints.shown_state import OperatorView, key_views
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.shape import describe
 from exactlyonce.pipeline.timers import FOREVER
 from exactlyonce.state.chain import IndexHead
 from exactlyonce.state.slots import GroupTimes
-from exactlyonce.views.state import OperatorView, key_views
+from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, by_customer
 
 
@@ -146,6 +151,28 @@ def test_after_a_run(orders: Orders) -> None:
         ("Its operators with state are: totals.", ("total",)),
     ):
         orders.command.refused(text, "state", "show", orders.name, *arguments)
+
+
+def test_serving(orders: Orders) -> None:
+    orders.ran()
+    serve = ("state", "serve", orders.name)
+    orders.command.refused("beyond this machine", *serve, "--listen", "0.0.0.0:8086")
+    orders.command.refused("--token names the place of the token", *serve, "--token", "secret")
+    orders.command.refused("the environment has no variable NO_SUCH", *serve, "--token", "env:NO_SUCH")
+    orders.command.refused("has no checkpoint", "state", "serve", f"{orders.name}-2")
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = orders.command.start(*serve, "--listen", f"127.0.0.1:{port}")
+    try:
+        assert process.stdout is not None
+        assert f"http://127.0.0.1:{port}/state/OPERATOR/KEY answers for {orders.name}" in process.stdout.readline()
+        with urlopen(f"http://127.0.0.1:{port}/state/totals/c3", timeout=LIMIT_S) as answer:
+            assert json.loads(answer.read())["state"] == 100
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
 
 
 def test_a_key_that_nobody_has() -> None:

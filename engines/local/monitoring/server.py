@@ -29,20 +29,30 @@ CLIENTS_MAX = 64
 
 
 @contextmanager
-def serving(host: str, port: int, paths: Paths) -> Iterator[int]:
+def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Iterator[int]:
     """Serve *paths* at *host* and *port*, 0 for any free one, while the context is open. Gives the port.
+
+    *often*: a client may keep its connection for the next request, for `REQUEST_S` after each.
 
     Raises `ConfigError` if the address cannot be used.
     """
     here = Answer(f"Here are {', '.join(sorted(paths))}.\n".encode(), status=404)
+    below = {path.removesuffix("*"): answer for path, answer in paths.items() if path.endswith("/*")}
     elsewhere = Answer(b"Ask for it by its address, or as localhost.\n", status=403)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1" if often else "HTTP/1.0"
+        disable_nagle_algorithm = True
+        server: _Server
+
         def do_GET(self) -> None:
+            self.server.asked(self.request)
             url = urlsplit(self.path)
-            asked = Asked(dict(parse_qsl(url.query)), self.headers.get("Accept", ""))
-            known = not _is_loopback(host) or _is_loopback(_host_of(self.headers.get("Host", "localhost")))
-            answer = elsewhere if not known else paths[url.path](asked) if url.path in paths else here
+            accept, authorization = self.headers.get("Accept", ""), self.headers.get("Authorization", "")
+            known = not is_loopback(host) or is_loopback(_host_of(self.headers.get("Host", "localhost")))
+            found = paths.get(url.path) or next((below[path] for path in below if url.path.startswith(path)), None)
+            asked = Asked(dict(parse_qsl(url.query)), accept, self.path, authorization)
+            answer = elsewhere if not known else here if found is None else found(asked)
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.content_type)
             self.send_header("Content-Length", str(len(answer.body)))
@@ -91,6 +101,12 @@ class _Server(ThreadingHTTPServer):
             self._clients[request] = time.monotonic()
         super().process_request(request, client_address)
 
+    def asked(self, request: Any) -> None:
+        """The client of *request* has its time from now on."""
+        with self._lock:
+            if self._clients.pop(request, None) is not None:
+                self._clients[request] = time.monotonic()
+
     def service_actions(self) -> None:
         """Called every `POLL_S`."""
         with self._lock:
@@ -120,7 +136,7 @@ def _host_of(header: str) -> str:
     return urlsplit(f"//{header}").hostname or ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether *host* is this machine. A page from elsewhere can make its own name lead here, but not these."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
