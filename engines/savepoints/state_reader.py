@@ -364,12 +364,13 @@ class StateReader:
 
     def _fresh(self, operator: str, number: int, subtask: _Subtask) -> dict[Place, Mapping[bytes, RawState | None]]:
         """What later blocks have of the kept key groups of *subtask*, but for those of which older blocks went."""
+        with self._swap:
+            kept = {place[2]: states.refs for place, states in self._kept.items() if place[:2] == (operator, number)}
         ahead: dict[int, tuple[BlockRef, ...]] = {}
-        for kept_operator, kept_number, group in self._kept:
-            if (kept_operator, kept_number) == (operator, number):
-                before, now = self._kept[operator, number, group].refs, subtask.refs(group)
-                if now[: len(before)] == before:
-                    ahead[group] = now[len(before) :]
+        for group, before in kept.items():
+            now = subtask.refs(group)
+            if now[: len(before)] == before:
+                ahead[group] = now[len(before) :]
         fresh: dict[Place, Mapping[bytes, RawState | None]] = {(operator, number, group): {} for group in ahead}
         new, groups = set(chain.from_iterable(ahead.values())), [group for group, refs in ahead.items() if refs]
         later = Chain(block for block in subtask.chain.blocks if block.ref in new)
