@@ -22,7 +22,8 @@ _SHORTENS, _HIDES = "SPARK_SIMPLIFIED_TRACEBACK", "SPARK_HIDE_TRACEBACK"
 
 
 def without_causes(use: Callable[[], R]) -> R:
-    """The result of *use*. An error of ours loses its causes, and in Spark's processes its traceback."""
+    """The result of *use*. An error of ours loses its causes, and in Spark's processes its traceback; it must end the
+    process."""
     try:
         return use()
     except InvariantViolation:

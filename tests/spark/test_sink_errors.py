@@ -81,7 +81,9 @@ def test_the_traceback_of_a_process_of_sparks_is_hidden(monkeypatch: Any, simpli
 def test_an_abort_that_fails(made: BatchWriter, monkeypatch: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """It is told on stderr: raised, it would hide the error with which the job has failed. A defect keeps its trace."""
     monkeypatch.setattr(writer, "with_driver", failing_with(StoreError))
+    monkeypatch.setenv("SPARK_SIMPLIFIED_TRACEBACK", "1")
     made.abort([])
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ, "the process goes on, and a later defect has its traceback"
     assert capfd.readouterr().err == f"exactlyonce, sink totals: behind a failed job: {SAID}\n"
     monkeypatch.setattr(writer, "with_driver", failing_with(InvariantViolation))
     assert "in fail" in "".join(shown(lambda: made.abort([])))

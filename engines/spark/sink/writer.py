@@ -73,7 +73,7 @@ class FormatWriter(ABC):
     def abort_job(self) -> None:
         """End the leftovers of a failed job. A failure goes to stderr: Spark would show it in place of the job's."""
         try:
-            self.ask_driver(lambda driver: driver.abort())
+            with_driver(self.options, lambda driver: driver.abort())
         except InvariantViolation:
             raise
         except ExactlyOnceError as error:
