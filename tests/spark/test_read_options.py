@@ -112,6 +112,7 @@ WRONG = [
     ({"failOnDataLoss": "no"}, "failOnDataLoss is 'no': write true or false"),
     ({"minPartitions": "0"}, "minPartitions is 0: it must be at least 1"),
     ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is not for spark.read: it is for streams"),
+    ({"commitGroupId": "shown"}, "commitGroupId is not for spark.read: it is for streams"),
     ({"asOf": "2026-11-01T00:00:00Z"}, "asOf choose a checkpoint of a pipeline .* name by the option pipeline"),
     ({"pipeline": "orders:pipeline"}, "pipeline: the name of a pipeline"),
     ({"pipeline": "p", "asOf": "2026-11-01T00:00:00"}, "has no time zone"),
@@ -144,6 +145,7 @@ def test_what_only_sparks_own_source_has(name: str) -> None:
         ({"maxTriggerDelay": "10s"}, "maxTriggerDelay is the longest wait for minOffsetsPerTrigger. Give both"),
         ({"minOffsetsPerTrigger": "3", "maxTriggerDelay": "10"}, "maxTriggerDelay is '10': write a number with a unit"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, "minOffsetsPerTrigger is 9, more than "),
+        ({"commitGroupId": " "}, "commitGroupId is empty: name the consumer group"),
     ],
 )
 def test_wrong_limits(limits: dict[str, str], message: str) -> None:
@@ -252,7 +254,7 @@ def test_every_option_of_sparks_own_source_is_compared(table: Callable[..., list
     """And the table of this source's options has all of them."""
     heading = "option of Spark's own Kafka source"
     compared = [name for row in table("docs/spark-jobs.md", heading, "here") for name in names_of(row[heading])]
-    of_topics = set(OPTIONS) - {"types", "params", "mode", "pipeline", "checkpoint", "asOf", "after"}
+    of_topics = set(OPTIONS) - {"types", "params", "mode", "pipeline", "checkpoint", "asOf", "after", "commitGroupId"}
     assert sorted(compared) == sorted({*of_topics, *NOT_HERE, *OF_KAFKA})
     refused = {
         name

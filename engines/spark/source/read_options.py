@@ -30,7 +30,9 @@ TOPICS = ("subscribe", "subscribePattern", "assign")
 CUT = ("pipeline", "checkpoint", "asOf", "after")
 """The options that choose checkpoints, up to which, and after which, topics are read."""
 AFTER = "after"
-BATCH_ONLY, STREAM_ONLY = (*END, *CUT), ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+BATCH_ONLY, STREAM_ONLY = (
+    (*END, *CUT), ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitGroupId")
+)  # fmt: skip
 TYPES_ONLY = ("params", "mode")
 OPTIONS = (
     *TOPICS, *START, *END, *CUT, "failOnDataLoss", "includeHeaders", *STREAM_ONLY, "minPartitions", "types", *TYPES_ONLY
@@ -40,7 +42,10 @@ NOT_HERE = {
         "a time after the last record of a partition is its end, as if its value were latest; leave it out"
     ),
     "maxRecordsPerPartition": "minPartitions reads large partitions by several tasks",
-    "groupIdPrefix": "no offsets are committed; kafka.group.id names the group, if the cluster wants a certain one",
+    "groupIdPrefix": (
+        "no group is made up; kafka.group.id names it, if the cluster wants a certain one, and commitGroupId names the "
+        "one that shows the lag of a stream"
+    ),
     "kafkaConsumer.pollTimeoutMs": "a task waits a minute for the next record; leave it out",
     "fetchOffset.numRetries": "questions for offsets are repeated for ten seconds; leave it out",
     "fetchOffset.retryIntervalMs": "questions for offsets are repeated for ten seconds; leave it out",
@@ -112,6 +117,8 @@ class ReadOptions(ClientOptions):
     offsets_per_trigger_min: int | None
     trigger_delay_max_ms: int
     """The wait of fewer offsets than the least."""
+    commit_group: str
+    """The group to which a stream commits the offsets of finished batches; empty: none."""
     types: str
     """`module:attribute` of a pipeline whose sources have the types of the topics; empty: keys and values are bytes."""
     params: Mapping[str, str]
@@ -149,6 +156,7 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
         offsets_per_trigger_max=count(options, "maxOffsetsPerTrigger"),
         offsets_per_trigger_min=count(options, "minOffsetsPerTrigger"),
         trigger_delay_max_ms=duration_ms(options.get("maxtriggerdelay", TRIGGER_DELAY_DEFAULT), "maxTriggerDelay"),
+        commit_group=options.get("commitgroupid", "").strip(),
         types=options.get("types", ""),
         params=_params(options.get("params", "{}")),
         mode=_mode(options.get("mode", Mode.FAILFAST.value)),
@@ -157,6 +165,8 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
     )
     if parsed.offsets_per_trigger_min is None and "maxtriggerdelay" in options:
         raise ConfigError("maxTriggerDelay is the longest wait for minOffsetsPerTrigger. Give both, or leave it out.")
+    if "commitgroupid" in options and not parsed.commit_group:
+        raise ConfigError("commitGroupId is empty: name the consumer group that is to show the lag, or leave it out.")
     if not parsed.types and (useless := [name for name in TYPES_ONLY if name in options]):
         raise ConfigError(f"{useless[0]} is for a read by types. Leave it out, or give types.")
     _refuse_impossible(parsed, streaming)

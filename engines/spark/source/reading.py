@@ -5,7 +5,8 @@ that no range ends within an open transaction; missing records are an error, or 
 (`failOnDataLoss` false). A task reads exactly its range, of the topic with the id that the driver saw; rows of a task
 have the order of their partition, and none across tasks. A stream's offset names each topic's id and the start of the
 next batch by partition, in one canonical order, because Spark compares texts; a repeated batch has the same ranges; an
-added topic or partition is read from its beginning, and one that is left out keeps its place.
+added topic or partition is read from its beginning, and one that is left out keeps its place. Offsets of a consumer
+group only show how far a stream is: nothing reads them back, and a broker that refuses them stops nothing.
 
 `Cut` is the part of a topic that belongs to a checkpoint: input up to Sn, output of it and those before. With `after`
 the cut of an older checkpoint is taken away, so that the older cut and the rest have each record once. Invariants: the
@@ -16,6 +17,7 @@ is none.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from confluent_kafka import KafkaException
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -34,10 +37,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
+from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest, SourceOffset
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import RangeGone
+from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
@@ -558,6 +562,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._reference = options, reference
         self._clock = clock or SystemClock()
         self._topics: Topics | None = None
+        self._group: GroupOffsets | None = None
+        self._published: dict[str, Any] | None = None
         self._target: Offsets | None = None
         """The end of a query with the trigger `availableNow`."""
         self._seen: Offsets | None = None
@@ -592,6 +598,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the batch that begins at *start*; *start* itself if there is nothing, or too little as yet."""
         begin, now = _decoded(start), self._contents()
+        self._publish(start)
         if self._options.fail_on_data_loss:
             self._refuse_deleted(begin, now)
         self._seen = _ends(now)
@@ -613,9 +620,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return record_batches(self._options, RecordColumns(self._options, self._reference), partition.value)
 
+    def _publish(self, finished: dict[str, Any]) -> None:
+        """Publish *finished*, the end of the last batch, as the offsets of a group, if one is named.
+
+        Spark asks for the next batch after it, but calls `commit` only once there is one: the lag would stay.
+        """
+        if not self._options.commit_group or finished == self._published:
+            return
+        self._published = finished
+        offsets = [
+            SourceOffset("", name, topic.topic_id, partition, offset)
+            for name, topic in _decoded(finished).items()
+            for partition, offset in topic.offsets.items()
+        ]
+        try:
+            if self._group is None:
+                self._group = GroupOffsets(self._options.client(), self._options.commit_group, _note)
+            self._group.publish(offsets)
+            self._group.settle()  # Spark may end this process at any time
+        except KafkaException as error:
+            _note(f"no offsets are published: {self._options.client().redact(error.args[0].str())}.")
+
     def stop(self) -> None:
-        if self._topics is not None:
-            self._topics.close()
+        for connected in (self._topics, self._group):
+            if connected is not None:
+                connected.close()
 
     def _waits(self, waiting: int) -> bool:
         """Whether *waiting* offsets are too few for a batch, and the last one is not long ago."""
@@ -679,6 +708,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             config.check()
             self._topics = Topics(config)
         return self._topics
+
+
+def _note(text: str) -> None:
+    """Show *text* in the log of Spark's driver."""
+    print(f"exactlyonce: {text}", file=sys.stderr, flush=True)
 
 
 def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> None:
