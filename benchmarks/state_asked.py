@@ -42,10 +42,10 @@ def scenario(bench: Bench) -> Iterator[Figure]:
     yield from _alone(bench)
 
 
-def _asking(address: str, rate: float, seconds: float) -> subprocess.Popen[str]:
+def _asking(address: str, rate: float, seconds: float, stderr: int | None = None) -> subprocess.Popen[str]:
     path = "/state/totals/c"
     line = [sys.executable, "asking.py", address, path, str(CUSTOMERS), str(rate), str(seconds)]
-    return subprocess.Popen(line, cwd=HERE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(line, cwd=HERE, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def _asked(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _cost(bench: Bench) -> Figure:
             options = ("--until", "latest", *(("--serve", address) if served else ()))
             with Job(bench.cluster.servers, "totals", *options, name=sink, source=source, sink=sink) as job:
                 job.next_checkpoint(1)
-                asking = _asking(address, PACE, 600) if served else None
+                asking = _asking(address, PACE, 600, subprocess.DEVNULL) if served else None  # the run ends before
                 rates[served] = rate_of(job.finish(), records)
                 if asking is not None:
                     asking.kill()

@@ -238,7 +238,7 @@ class StateReader:
     ) -> Found:
         """The states of canonical *keys* (`pipeline.keys`), all at one checkpoint; see `get`."""
         keys = [*keys]
-        self._wait_for(min_checkpoint, time.monotonic() + duration_ms(timeout, "timeout") / 1000)
+        self._wait_for(min_checkpoint, timeout)
         with self._swap:
             answer = self._answer(operator, keys)
         if answer is None:
@@ -252,7 +252,7 @@ class StateReader:
 
     def scan(self, operator: str) -> Iterator[Found]:
         """All states of *operator*, by key group; each has those of its newest checkpoint."""
-        self._wait_for(0, time.monotonic())
+        self._wait_for(0, "0s")
         group, groups = 0, 1
         while group < groups:
             with self._reading:
@@ -266,7 +266,7 @@ class StateReader:
 
     def keys(self, operator: str) -> Any:
         """The schema of the keys of *operator*, noted or derived from the keys; None: unknown."""
-        self._wait_for(0, time.monotonic())
+        self._wait_for(0, "0s")
         at = self._now
         if at is None or operator not in at.operators:
             with self._reading:
@@ -297,14 +297,17 @@ class StateReader:
                     return None
         return at, entries
 
-    def _wait_for(self, checkpoint: int, until_s: float) -> None:
+    def _wait_for(self, checkpoint: int, timeout: Duration) -> None:
         """See what the newest checkpoint is, unless it was seen lately; wait for *checkpoint*."""
+        until_s = None
         while True:
             known = self._now.manifest.checkpoint if self._now is not None else 0
             self.look(wait=known == 0 or known < checkpoint)
             known = self._now.manifest.checkpoint if self._now is not None else 0
             if known >= checkpoint:
                 return
+            if until_s is None:
+                until_s = time.monotonic() + duration_ms(timeout, "timeout") / 1000
             if time.monotonic() >= until_s:
                 raise TimeoutError(
                     f"Checkpoint {checkpoint} of {self.pipeline} is not complete: its newest is {known}. Ask again "

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from typing import Any
@@ -24,6 +25,10 @@ POLL_S = 0.1
 """How often a server looks whether to end, and which clients have had their time."""
 REQUEST_S = 10.0
 """The time for a request to come whole and its answer to be taken."""
+LINE_BYTES = 65_536
+HEADERS_MAX = 100
+BODY = {"content-length", "transfer-encoding"}
+"""A request with one of these may have a body, which nobody reads: its connection ends."""
 CLIENTS_MAX = 64
 """One more takes the place of the client that has been connected for longest: a probe gets its answer."""
 
@@ -44,24 +49,52 @@ def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Itera
         protocol_version = "HTTP/1.1" if often else "HTTP/1.0"
         disable_nagle_algorithm = True
         server: _Server
+        raw_requestline: bytes
+
+        def parse_request(self) -> bool:
+            """`http.server` reads headers as those of an e-mail, which takes longer than most answers."""
+            words, headers = self.raw_requestline.decode("latin-1").split(), dict[str, str]()
+            self.requestline, self.command, self.request_version = " ".join(words), "", ""
+            self.close_connection = True
+            if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1"):
+                self.send_error(400)
+                return False
+            self.command, self.path, self.request_version = words
+            for _ in range(HEADERS_MAX):
+                line = self.rfile.readline(LINE_BYTES + 1)
+                if len(line) > LINE_BYTES:
+                    break
+                if not line.strip():
+                    self.told = headers
+                    ends = headers.get("connection", "").lower() == "close" or words[2] == "HTTP/1.0"
+                    self.close_connection = not often or ends or not BODY.isdisjoint(headers)
+                    return True
+                name, _, value = line.decode("latin-1").partition(":")
+                headers[name.strip().lower()] = value.strip()
+            self.send_error(431)
+            return False
 
         def do_GET(self) -> None:
             self.server.asked(self.request)
-            url = urlsplit(self.path)
-            accept, authorization = self.headers.get("Accept", ""), self.headers.get("Authorization", "")
-            known = not is_loopback(host) or is_loopback(_host_of(self.headers.get("Host", "localhost")))
+            url, told = urlsplit(self.path), self.told
+            known = not is_loopback(host) or is_loopback(_host_of(told.get("host", "localhost")))
             found = paths.get(url.path) or next((below[path] for path in below if url.path.startswith(path)), None)
-            asked = Asked(dict(parse_qsl(url.query)), accept, self.path, authorization)
+            asked = Asked(
+                dict(parse_qsl(url.query)), told.get("accept", ""), self.path, told.get("authorization", "")
+            )  # fmt: skip
             answer = elsewhere if not known else here if found is None else found(asked)
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.content_type)
-            self.send_header("Content-Length", str(len(answer.body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Content-Security-Policy", answer.policy)
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("X-Frame-Options", "DENY")
-            self.end_headers()
-            self.wfile.write(answer.body)
+            head = (
+                f"{self.protocol_version} {answer.status} {HTTPStatus(answer.status).phrase}",
+                f"Date: {self.date_time_string()}",
+                f"Content-Type: {answer.content_type}",
+                f"Content-Length: {len(answer.body)}",
+                f"Connection: {'close' if self.close_connection else 'keep-alive'}",
+                "Cache-Control: no-store",
+                f"Content-Security-Policy: {answer.policy}",
+                "X-Content-Type-Options: nosniff",
+                "X-Frame-Options: DENY",
+            )
+            self.wfile.write("\r\n".join((*head, "", "")).encode() + answer.body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Requests are no events of the run."""
