@@ -37,7 +37,7 @@ def test_each_run_writes_what_is_new_once(own_broker: Callable[..., KafkaCluster
         kafka.create_topic(topic, partitions=2)
     source = tmp_path / "transformations" / "large_orders.py"
     source.parent.mkdir()
-    source.write_text(block("python"))
+    source.write_text(block("py"))
     once = "configuration:\n  spark.sql.pipelines.maxFlowRetryAttempts: '0'\n"  # else it waits to try again
     spec = once + block("yaml").replace("/srv/large-orders", str(tmp_path / "storage"))
     (tmp_path / "spark-pipeline.yml").write_text(spec)
@@ -66,7 +66,7 @@ def test_each_run_writes_what_is_new_once(own_broker: Callable[..., KafkaCluster
     feed(kafka, 100, 200)
     run()
     assert written() == 100
-    adopting = block("python").replace('"topic": "large-orders"}', f'"topic": "large-orders", "adoptQuery": "{old}"}}')
+    adopting = block("py").replace('"topic": "large-orders"}', f'"topic": "large-orders", "adoptQuery": "{old}"}}')
     source.write_text(adopting)
     run("--full-refresh-all")
     assert written() == 200
