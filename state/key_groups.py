@@ -135,6 +135,7 @@ class Merging:
         needs = {
             group: max(entries / (RATIO * (len(tables[group]) or 1)), (checkpoint - self.oldest[group]) / cycle)
             for group, entries in self.entries.items()
+            if group in tables  # others were read after the barrier
         }
         earned = max(changed / RATIO, total / cycle)
         self.credit += earned

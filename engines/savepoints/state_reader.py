@@ -241,13 +241,12 @@ class StateReader:
         self._wait_for(min_checkpoint, timeout)
         with self._swap:
             answer = self._answer(operator, keys)
-        if answer is None:
+        while answer is None:
             with self._reading:  # nothing else changes what is kept
                 at = self._fill(operator, ())
                 self._fill(operator, [key_group(key, at.manifest.max_parallelism) for key in keys])
                 with self._swap:
                     answer = self._answer(operator, keys)
-        assert answer is not None
         return self._found(operator, *answer)
 
     def scan(self, operator: str) -> Iterator[Found]:

@@ -280,7 +280,7 @@ class TieredInterval(Generic[S]):
     def _choose(self, changed: int, read: Collection[int]) -> dict[int, int | None]:
         """The key groups to write whole for the sake of short chains, among those that were *read* at the barrier."""
         groups = self._table.groups
-        groups.merging.share = max(1, len(read)) / len(groups.all)
+        groups.merging.share = max(1, len(read)) / max(1, len(groups.all))
         chosen = groups.merging.choose(self.checkpoint, changed, {group: range(groups.counts[group]) for group in read})
         self.credit = groups.merging.credit
         return chosen

@@ -239,6 +239,9 @@ def test_addresses_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
+        (b"GET /live HTTP/1.1\r\nHost: [\r\n\r\n", 403), (b"GET //[ HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nA: b", 400), (b"GET /live HTTP/1.1\r\n \r\nGET /ready HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nA: b\rContent-Length: 30\r\n\r\nGET /ready HTTP/1.1\r\n\r\n", 400),
         (b"GET /live\r\n\r\n", 400), (b"GET /live HTTP/3\r\n\r\n", 400), (b"POST /live HTTP/1.1\r\n\r\n", 501),
         (b"GET /live HTTP/1.1\r\nA: " + b"a" * 70_000 + b"\r\n\r\n", 431),
         (b"GET /live HTTP/1.1\r\n" + b"A: a\r\n" * 200 + b"\r\n", 431),

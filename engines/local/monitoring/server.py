@@ -64,19 +64,26 @@ def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Itera
                 line = self.rfile.readline(LINE_BYTES + 1)
                 if len(line) > LINE_BYTES:
                     break
-                if not line.strip():
+                if line in (b"\r\n", b"\n"):
                     self.told = headers
-                    ends = headers.get("connection", "").lower() == "close" or words[2] == "HTTP/1.0"
+                    ends = "close" in headers.get("connection", "").lower() or words[2] == "HTTP/1.0"
                     self.close_connection = not often or ends or not BODY.isdisjoint(headers)
                     return True
-                name, _, value = line.decode("latin-1").partition(":")
-                headers[name.strip().lower()] = value.strip()
+                name, colon, value = line.decode("latin-1").rstrip("\r\n").partition(":")
+                if not colon or not name.isascii() or name != name.strip() or not value.isprintable():
+                    self.send_error(400)  # also where the client went away in the middle
+                    return False
+                headers[name.lower()] = value.strip()
             self.send_error(431)
             return False
 
         def do_GET(self) -> None:
             self.server.asked(self.request)
-            url, told = urlsplit(self.path), self.told
+            told = self.told
+            try:
+                url = urlsplit(self.path)
+            except ValueError:
+                return self.send_error(400)
             known = not is_loopback(host) or is_loopback(_host_of(told.get("host", "localhost")))
             found = paths.get(url.path) or next((below[path] for path in below if url.path.startswith(path)), None)
             asked = Asked(
@@ -95,6 +102,7 @@ def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Itera
                 "X-Frame-Options: DENY",
             )
             self.wfile.write("\r\n".join((*head, "", "")).encode() + answer.body)
+            return None
 
         def log_message(self, format: str, *args: object) -> None:
             """Requests are no events of the run."""
@@ -165,8 +173,11 @@ class _Server(ThreadingHTTPServer):
 
 
 def _host_of(header: str) -> str:
-    """The host of a header `Host`, without its port."""
-    return urlsplit(f"//{header}").hostname or ""
+    """The host of a header `Host`, without its port; empty if it is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:

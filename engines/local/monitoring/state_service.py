@@ -14,7 +14,7 @@ import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -31,8 +31,8 @@ from exactlyonce.state.state_type import json_text
 
 LIMIT = 1_000
 """The most states in an answer, and what it is without ``limit``."""
-WAIT = "10s"
-"""How long a request waits for its ``min_checkpoint``."""
+WAIT = "5s"
+"""How long a request waits for its ``min_checkpoint``: shorter than a client has."""
 _PARAMETERS = {"key", "from", "to", "limit", "min_checkpoint"}
 
 
@@ -62,6 +62,8 @@ class StateService:
 
     def __init__(self, reader: StateReader, token: str | None = None) -> None:
         self._reader, self._token = reader, token
+        self._scanning = Lock()
+        """Of the one request that reads all keys."""
 
     @contextmanager
     def following(self) -> Iterator[Paths]:
@@ -127,6 +129,14 @@ class StateService:
         if not 0 < limit <= LIMIT:
             raise Refused(400, f"limit is from 1 to {LIMIT}, not {limit}.")
         first, last = (self._key(operator, given[name][0]) if name in given else None for name in ("from", "to"))
+        if not self._scanning.acquire(blocking=False):
+            raise Refused(503, "Another request reads all keys, and one may at a time. Ask again.")
+        try:
+            return self._first(operator, limit, first, last)
+        finally:
+            self._scanning.release()
+
+    def _first(self, operator: str, limit: int, first: bytes | None, last: bytes | None) -> dict[str, Any]:
         found: Found | None = None
         smallest: list[tuple[bytes, int, KeyView]] = []
         count = 0
@@ -180,10 +190,10 @@ def _slot(view: KeyView) -> dict[str, Any]:
 
 def _number(given: Mapping[str, Sequence[str]], name: str, default: int) -> int:
     text = given.get(name, [str(default)])[0]
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 18:
         raise Refused(400, f"{name} is a number, not {text!r}.")
     return int(text)
 
 
 def _is(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), wanted.encode())
+    return hmac.compare_digest(given.encode("latin-1"), wanted.encode())  # the bytes that came

@@ -412,3 +412,20 @@ def _most_held(snapshot: TableSnapshot) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def test_key_groups_that_are_read_while_a_checkpoint_is_settled(process: Process, blocks: StateBlocks) -> None:
+    """They have increments, and no image in this checkpoint: they were not there at its barrier."""
+    before = Subtasks(HashMapBackend(), blocks)
+    before.put(dict.fromkeys(range(COUNT), 1))
+    before.write(before.freeze(1, 0))
+    before.put(dict.fromkeys(range(COUNT), 2))
+    after = process(indexes=before.write(before.freeze(2, 1)), checkpoint=2)
+    (snapshot,) = after.freeze(3, 2)
+    steps = snapshot.encode()
+    assert next(steps) is None
+    while after.tables[0].fetch():
+        pass
+    index = snapshot.seal([blocks.put(block) for block in steps if block is not None])
+    restored = Subtasks(HashMapBackend(), blocks, checkpoint=3, indexes=index)
+    assert restored.items() == {key_of(number): 2 for number in range(COUNT)}
