@@ -7,6 +7,7 @@ import signal
 import socket
 from contextlib import closing
 from typing import NamedTuple
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import msgspec
@@ -23,7 +24,7 @@ from exactlyonce.pipeline.timers import FOREVER
 from exactlyonce.state.chain import IndexHead
 from exactlyonce.state.slots import GroupTimes
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.cli.conftest import Orders, by_customer
+from tests.cli.conftest import Orders, by_customer, wait_until
 
 
 class Pair(NamedTuple):
@@ -173,6 +174,27 @@ def test_serving(orders: Orders) -> None:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
+
+
+def test_serving_beside_a_run(orders: Orders) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def total() -> int | None:
+        """None: the newest checkpoint has none yet."""
+        try:
+            with urlopen(f"http://{address}/state/totals/c3", timeout=LIMIT_S) as answer:
+                return int(json.loads(answer.read())["state"])
+        except HTTPError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    with orders.running("--serve", address) as run:
+        wait_until(lambda: total() == 100)
+        assert run.stop() == 0
+    orders.run_refused("0.0.0.0:8086 is beyond this machine", "--serve", "0.0.0.0:8086")
 
 
 def test_a_key_that_nobody_has() -> None:

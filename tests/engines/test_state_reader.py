@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import quote
@@ -225,23 +224,3 @@ def test_a_token(job: Job) -> None:
         assert get("/state/totals/c1")[0] == 401
         assert get("/state/totals/c1", Authorization="Bearer secret")[0] == 401
         assert get("/state/totals/c1", Authorization="Bearer sécret".encode())[0] == 200
-
-
-def test_beside_a_run(job: Job) -> None:
-    """On a free port, which the run tells."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    seen = list[Any]()
-
-    def ask(event: Any) -> None:
-        if event["event"] == "checkpoint":  # the first may come before the record
-            seen.append(
-                Client(int(address.rpartition(":")[2]))(f"/state/totals/c1?min_checkpoint={event['checkpoint']}")
-            )
-
-    job.run([Order("c1", 2, 1_000_000)], serve=address, on_event=ask, log_level="debug")
-    status, answer = seen[-1]
-    assert (status, answer.get("state")) == (200, {"orders": 1, "sum": 2})
-    with pytest.raises(ConfigError, match=r"0.0.0.0:8086 is beyond this machine.*--serve-token env:STATE_TOKEN"):
-        job.run([], serve="0.0.0.0:8086")

@@ -15,7 +15,7 @@ import pytest
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive(matrix=True)]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark-pipelines.md").read_text()
 RUNNER = Path(sys.executable).parent / "spark-pipelines"

@@ -16,7 +16,7 @@ from running import HERE, Job, visible
 
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.exhaustive(matrix=True)]
 BEGIN_MS = 1_790_000_000_000
 PARTITIONS, STEP_MS = {"in": 3, "right": 2}, {"in": 30, "right": 75}
 BEHIND = [0, 0, 300, 1_900, 2_000, 2_001, 6_000, 15_000]
