@@ -64,7 +64,8 @@ mutant(
 
 @mutant(
     "zombie coordinators are not fenced",
-    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn|which is tombstoned",
+    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn|which is tombstoned|"
+    r"goes back from",
     luck="zombies", first=3,
 )  # fmt: skip
 def _no_fence() -> Iterable[Any]:

@@ -214,7 +214,7 @@ def test_errors(spark: Any, shop: Shop) -> None:
     shop.run()
     newest = shop.history().checkpoint_latest
     for options, message in (
-        ({"operator": "total"}, "no state of an operator 'total'. Its operators with state are: "),
+        ({"operator": "total"}, "no state of an operator 'total'. Did you mean totals. Its operators with state are: "),
         ({"operator": ""}, "operator is not set. Name the operator whose state is to be read, one of "),
         ({"checkpoint": newest + 5}, f"has no checkpoint {newest + 5}. It has .*{newest}"),
         ({"checkpoint": 0}, "operator is not set|Checkpoint 0 has no state of an operator 'totals'"),
