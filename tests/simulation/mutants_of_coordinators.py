@@ -264,7 +264,7 @@ REMOVED = r"stands on block .*, which is removed"
 @in_place_of(FileBlocks, "_put")
 def _not_durable(real: Any, self: Any, put: Any) -> Any:
     with suppress(StorageUnavailable):
-        self._folder.put(str(name_of(put.ref)), put.value, "")
+        self._store.put(str(name_of(put.ref)), put.value, "")
     put.durable = True
     yield from ()
 
