@@ -65,7 +65,7 @@ flaky: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 
 # The crash matrix of stores beside Kafka, an hour or so: servers and processes killed at every step, a million rows.
 test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	$(PYTEST) --matrix --durations=25 tests/stores $(ARGS)
+	$(PYTEST) --matrix --durations=25 tests/stores tests/spark/test_declarative_pipelines.py tests/spark/test_handed_over.py $(ARGS)
 
 # A crash or a lost request at every step of the protocol, on real servers: some hours. One that was broken off goes on.
 # make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for tests/README.md.

@@ -38,6 +38,11 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 BOUNDS = {
+    "answers of --serve a second, beside a run at half load": Bound(2000, 5000, at_least=True),
+    "p99 of them": Bound(20, 5, at_least=False),
+    "running total with --serve, asked 1,000 times a second, ratio": Bound(0.95, 0.98, at_least=True),
+    "first key of 10,000,000, asked of the topic alone": Bound(2, 1, at_least=False),
+    "p99 of the next keys of its key group, of 10,000,000": Bound(20, 5, at_least=False),
     "pass-through, ratio": Bound(0.8, 0.95, at_least=True),
     "running total, 1,000 keys, ratio": Bound(0.75, 0.9, at_least=True),
     "running total, 1,000,000 keys, ratio": Bound(0.55, 0.7, at_least=True),

@@ -38,6 +38,7 @@ import spark_sizes
 import spark_splits
 import spark_staging
 import spark_state
+import state_asked
 import store_sinks
 import table_changes
 import throughput
@@ -64,6 +65,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "scarce": scarce.scenario,
     "liveness": liveness.scenario,
     "monitoring": monitoring.scenario,
+    "state-asked": state_asked.scenario,
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,

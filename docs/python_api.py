@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any, is_typeddict
 
 MODULES = tuple(
-    f"exactlyonce{module}" for module in ("", ".connectors", ".sinks", ".errors", ".savepoints", ".spark", ".testing")
+    f"exactlyonce{module}"
+    for module in ("", ".connectors", ".sinks", ".errors", ".savepoints", ".spark", ".testing", ".views")
 )
 WIDTH = 100
 

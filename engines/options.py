@@ -217,6 +217,14 @@ class RunOptions:
         TEXT, "answer there, over HTTP: /metrics for Prometheus, /live and /ready for probes", default="none",
         metavar="HOST:PORT", reader=_checked, flink="`metrics.reporter.prom.port`",
     ))  # fmt: skip
+    serve: str = _declare("", Setting(
+        TEXT, "answer there, over HTTP: /state/OPERATOR/KEY, the state of a key at the newest checkpoint",
+        default="none", metavar="HOST:PORT", reader=_checked,
+    ))  # fmt: skip
+    serve_token: str = _declare("", Setting(
+        TEXT, "the place of the token that requests for state have, env:NAME or file:/path", default="none",
+        metavar="REF",
+    ))  # fmt: skip
     traces: str = _declare("", Setting(
         TEXT, "send a span for each checkpoint and each restart to the OpenTelemetry collector there, by OTLP over "
         "HTTP", default="none", metavar="URL", reader=collector_at, flink="`traces.reporters`",

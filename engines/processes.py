@@ -84,6 +84,18 @@ def collecting_rarely() -> Iterator[None]:
         gc.unfreeze()
 
 
+@contextmanager
+def not_collecting() -> Iterator[None]:
+    """No collection: for work that makes many objects and no cycles, which would be visited again and again."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 class UnitCollector:
     """The collector of a process that runs one unit after the other.
 

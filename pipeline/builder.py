@@ -20,7 +20,7 @@ from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
 from exactlyonce.pipeline.records import key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
-from exactlyonce.pipeline.source import PartSource, SharedSource, Source, field_problems, time_of
+from exactlyonce.pipeline.source import PartSource, SharedSource, Source, time_of, time_problems
 from exactlyonce.pipeline.timed import Expiry, entry_type
 from exactlyonce.pipeline.validation import check
 from exactlyonce.pipeline.windows import Revised, Window, Windowed, kept_state, window_problems
@@ -182,7 +182,7 @@ class Builder:
         """Add an operator that gives records the event time *at*, as `EventTime.at`."""
         type_ = self.type_of(origin)
         if isinstance(at, str):
-            for problem in field_problems(at, type_):
+            for problem in time_problems(at, type_):
                 self.problem(f"with_time: {problem}")
             function = Function(call=time_of(at, type_), name=f"field {at!r}")
         else:

@@ -22,7 +22,7 @@ LATEST_MS = 253_402_300_799_999
 EARLIEST_MS = -62_135_596_800_000
 """The first millisecond of the year 1."""
 LIKE_SECONDS = range(1_000_000_000, 100_000_000_000)
-"""ms until March 1973, which are seconds since 2001 more likely."""
+"""ms from 12 January 1970 until March 1973, which are seconds since 2001 more likely."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 

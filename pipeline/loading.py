@@ -91,10 +91,12 @@ def load_reference(reference: Mapping[str, Any]) -> Pipeline:
     module, attribute = str(reference["module"]), str(reference["attribute"])
     found = import_module(module, str(reference["path"]))
     if not hasattr(found, attribute):
-        names = _pipelines(vars(found))
-        near = nearest(attribute, names)
+        names, likely = _pipelines(vars(found)), _likely_functions(vars(found), attribute)
+        near = nearest(attribute, [*names, *likely])
         meant = f" (did you mean {near!r}?)" if near else ""
         there = ", ".join(names) or "none"
+        if likely:
+            there += f"; functions that may return one, though they do not say `-> Pipeline`: {', '.join(likely)}"
         raise ConfigError(
             f"module {module!r} has no {attribute!r}{meant}; its pipelines, and functions that return one: {there}"
         )
@@ -256,6 +258,20 @@ def _pipelines(names: Mapping[str, Any]) -> list[str]:
         return makes_one or isinstance(value, Pipeline)
 
     return [name for name, value in names.items() if is_one(value)]
+
+
+def _likely_functions(scope: Mapping[str, Any], asked: str) -> list[str]:
+    """The functions of the module with the globals *scope* that do not say what they return, and whose code names
+    `Pipeline`, or whose name is like *asked*."""
+    unannotated = {
+        name: value.__code__.co_names
+        for name, value in scope.items()
+        if inspect.isfunction(value)
+        and value.__module__ == scope.get("__name__")
+        and "return" not in hints.declared(value, {})
+    }
+    near = nearest(asked, unannotated)
+    return [name for name, used in unannotated.items() if name == near or Pipeline.__name__ in used]
 
 
 _PREFIX = "exactlyonce-notebook-"

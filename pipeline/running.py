@@ -118,6 +118,10 @@ class LocalSettings(BoundedSettings, total=False):
     """show the run to a browser there, with /live and /ready for probes."""
     metrics: str
     """answer there, over HTTP: /metrics for Prometheus, /live and /ready for probes."""
+    serve: str
+    """answer there, over HTTP: /state/OPERATOR/KEY, the state of a key at the newest checkpoint."""
+    serve_token: str
+    """the place of the token that requests for state have, env:NAME or file:/path."""
     traces: str
     """send a span for each checkpoint and each restart to the OpenTelemetry collector there, by OTLP over HTTP."""
     log_format: Literal["auto", "text", "json"]

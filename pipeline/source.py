@@ -89,7 +89,7 @@ class EventTime(Generic[T_contra]):
     def problems(self, type_: Any) -> Iterator[str]:
         """The mistakes, each with its remedy; *type_* has the field that *at* may name."""
         if isinstance(self.at, str):
-            yield from (f"time={problem}" for problem in field_problems(self.at, type_))
+            yield from (f"time={problem}" for problem in time_problems(self.at, type_))
         elif not callable(self.at):
             yield f"time={self.at!r} must be the name of a field, a function of a record, or EventTime(...)"
         for name in ("disorder", "idle", "ahead", "max_drift"):
@@ -354,3 +354,20 @@ def field_problems(name: str, type_: Any) -> Iterator[str]:
         if name not in fields:
             has = f"which has {', '.join(fields)}" if fields else "which has no fields"
             yield f"{name!r} is no field of {shape.type_name(member)}, {has}"
+
+
+_NO_TIMES = {
+    shape.Form.STR: "declare it as datetime, by which ISO 8601 is read, or give a function of the record",
+    shape.Form.FLOAT: "give a function of the record: of seconds one that gives round(1000 * seconds)",
+}
+"""The forms of fields that are taken for times and are none, with what to do."""
+
+
+def time_problems(name: str, type_: Any) -> Iterator[str]:
+    """The mistake in *name*, which is to be a field of *type_* with times: ms since 1970 or aware datetimes."""
+    yield from field_problems(name, type_)
+    for member in members(without_none(type_)):
+        for field_ in shape.record_fields(member) if member is not UNKNOWN else ():
+            forms = {part.form for part in field_.shape.parts or (field_.shape,)} - {shape.Form.NULL}
+            if field_.attribute == name and len(forms) == 1 and (remedy := _NO_TIMES.get(*forms)) is not None:
+                yield f"{name!r} of {shape.type_name(member)} is a {forms.pop().value}, which is no time: {remedy}"

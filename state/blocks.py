@@ -133,6 +133,15 @@ class EncodedKeys(NamedTuple):
     """`BlockHeader.key_forms` of the section."""
 
 
+def end_of_parts(operator: str, since: int, version: int, group: int) -> EncodedBlock:
+    """An image without entries: with it, *group* needs no block before checkpoint *since* (see `chain`)."""
+    encoder = BlockEncoder(operator, since, version)
+    encoder.add(group, IMAGE, encode_keys([], []), _encode([]), 0)
+    block = encoder.flush()
+    assert block is not None
+    return block
+
+
 def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes], own: Sequence[bytes] | None = None) -> EncodedKeys:
     """*keys* with a state, and *deleted* ones; *own*: the user's keys in *keys*, unless these are them."""
     return EncodedKeys(_encode((keys, deleted)), key_forms_of(keys if own is None else own))

@@ -4,6 +4,9 @@ A chain never changes. The next one has its blocks and those of a later checkpoi
 have a later image. It knows which key groups need each block, so that any of them can be restored without the others,
 whose blocks are carried over by reference, unread. Sets of key groups are masks (`key_groups.mask_of`).
 
+The image of a large key group comes in parts. Several checkpoints write some of its unchanged keys in their increments;
+the last one adds an empty image with the number of the first, since no block before that is needed now.
+
 The manifest refers only to the index, and the chain is made of it without reading a block:
 
     "EOX2", zlib(msgpack array: the fields of `_Columns`), the SHA-256 of every block end to end
@@ -73,13 +76,13 @@ class Chain:
         return Chain(sorted(by_ref.values(), key=attrgetter("checkpoint")))
 
     def extended(self, written: Iterable[tuple[BlockRef, BlockHeader]]) -> Chain:
-        """The chain with the blocks of later checkpoints, oldest first."""
+        """The chain with the blocks of later checkpoints, oldest first, but for the ends of images in parts."""
         added = [
             ChainBlock(ref, header.checkpoint, header.groups, header.images, header.key_forms)
             for ref, header in written
         ]
         if any(block.images for block in added):
-            return Chain((*self.blocks, *added))
+            return Chain(sorted((*self.blocks, *added), key=attrgetter("checkpoint")))
         chain = Chain()  # an increment makes nothing superfluous, and a chain may be long
         chain._needed = (*self._needed, *((block, block.groups) for block in added))
         return chain

@@ -17,13 +17,13 @@ from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress, islice, repeat
-from operator import not_
+from operator import length_hint, not_
 from types import NoneType
 from typing import Generic, TypeVar
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.batches import append_each, exhaust
-from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys
+from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, EncodedBlock, encode_keys, end_of_parts
 from exactlyonce.state.key_groups import Merging
 from exactlyonce.state.slots import KeyLayout
 from exactlyonce.state.state_type import StateType
@@ -118,19 +118,26 @@ class Interval(Generic[S]):
         keys, states, deleted = yield from self._deal()
         yield from self._take_in()
         emptied = yield from self._take_out()
-        merged = set(table_keys) if self._whole else merging.choose(self.checkpoint, changed, table_keys) | emptied
+        if self._whole:
+            chosen = merging.whole(table_keys)
+        else:
+            chosen = merging.choose(self.checkpoint, changed, table_keys) | merging.whole(emptied)
         self.credit = merging.credit
         if not self._first:
-            entries = changed + sum(len(table_keys[group]) for group in merged)
-            self._writer.check_turns = max(1, entries // CHECKED_ENTRIES)
-        for group in sorted(merged):
-            yield from self._image(group)
+            written = changed + sum(part or len(table_keys[group]) for group, part in chosen.items())
+            self._writer.check_turns = max(1, written // CHECKED_ENTRIES)
+        images = chosen.keys() - merging.parts.keys()
+        for group, entries in sorted(chosen.items()):
+            yield from self._image(group) if group in images else self._part(group, entries)
         self._writer.flush()
         self.open = self._table.state_type.mutable
-        for group in sorted((keys.keys() | deleted.keys()) - merged):
+        for group in sorted((keys.keys() | deleted.keys()) - images):
             yield from self._increment(group, keys[group], states[group], deleted[group])
         self._writer.flush()
         self.open = False
+        for group in chosen.keys() - images:
+            if merging.parts[group].complete:
+                self._writer.end_parts(group, merging.joined(group))
         yield from self._forget()
         self.encoded = True
 
@@ -216,6 +223,22 @@ class Interval(Generic[S]):
             if not left:
                 return
 
+    def _part(self, group: int, entries: int | None) -> Iterator[None]:
+        """Write *entries* more of *group*, None: all that is left, as they were at the barrier."""
+        merging = self._table.merging
+        parts = merging.parts[group]
+        if parts.rest is None:
+            parts.rest = iter([*self._table.keys[group]])
+        left = length_hint(parts.rest) if entries is None else entries
+        self._writer.begin_group(left)
+        while some := list(islice(parts.rest, min(left, self._writer.entries_per_section))):
+            left -= len(some)
+            keys, states = self._at_barrier(some)
+            self._writer.add(group, INCREMENT, keys, states, [])
+            merging.incremented(group, self.checkpoint, len(keys))
+            yield
+        parts.complete = not length_hint(parts.rest)
+
     def _at_barrier(self, keys: list[bytes]) -> tuple[list[bytes], list[S]]:
         """The *keys* with a state at the barrier, and the states: the newest, unless a later interval has one."""
         newest: list[S | None] = list(map(self._table.states.get, keys))
@@ -227,8 +250,9 @@ class Interval(Generic[S]):
         return keys, states
 
     def _increment(self, group: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> Iterator[None]:
-        """Write the changes in *group*; as an image, if they are all of it."""
-        kind = IMAGE if len(keys) == len(self._table.keys[group]) else INCREMENT
+        """Write the changes in *group*; as an image, if they are all of it, and no part of it is written."""
+        all_of_it = len(keys) == len(self._table.keys[group]) and group not in self._table.merging.parts
+        kind = IMAGE if all_of_it else INCREMENT
         if kind == IMAGE:
             self._table.merging.imaged(group)
             deleted = []
@@ -292,6 +316,10 @@ class SectionWriter(Generic[S]):
 
     def flush(self) -> None:
         self._keep(self._encoder.flush())
+
+    def end_parts(self, group: int, since: int) -> None:
+        """All parts of *group* are written, the first by checkpoint *since*."""
+        self.blocks.append(end_of_parts(self._state_type.operator, since, self._state_type.version, group))
 
     def _keep(self, finished: EncodedBlock | None) -> None:
         if finished is not None:

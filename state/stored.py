@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, Generic, NamedTuple, TypeVar
+from itertools import groupby, repeat
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.state.batches import exhaust
 from exactlyonce.state.blocks import IMAGE, BlockDecoder, Section
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
@@ -109,10 +110,15 @@ class StoredState(Generic[S]):
     def reading_raw(self, groups: Iterable[int]) -> Iterator[tuple[int, GroupState[RawState]]]:
         """`read`, group by group, with each state as the msgpack that was written, whatever its type."""
 
-        def raw(encoded: memoryview, written: Any, version: int) -> list[RawState]:
-            return raw_states(self.operator, encoded, version)
+        return filter(None, self._decoded(groups, self._raw))
 
-        return filter(None, self._decoded(groups, raw))
+    def reading_changes(self, groups: Iterable[int]) -> Iterator[tuple[int, Mapping[bytes, RawState | None]]]:
+        """`reading_raw` where all blocks are increments: of each key what came of it, None: it was deleted."""
+        found = filter(None, self._decoded(groups, self._raw, deleted_too=True))
+        return ((group, read.states) for group, read in found)
+
+    def _raw(self, encoded: memoryview, written: Any, version: int) -> list[Any]:
+        return raw_states(self.operator, encoded, version)
 
     def _migrating(self, state_type: StateType[S], decode: Decode[T]) -> Decode[T]:
         """*decode*, only for states with migrations to the newest version."""
@@ -123,14 +129,19 @@ class StoredState(Generic[S]):
 
         return decoded
 
-    def _decoded(self, groups: Iterable[int], decode: Decode[T]) -> Iterator[tuple[int, GroupState[T]] | None]:
+    def _decoded(
+        self, groups: Iterable[int], decode: Decode[T], *, deleted_too: bool = False
+    ) -> Iterator[tuple[int, GroupState[T]] | None]:
         wanted = list(self.chain.needed(mask_of(groups)))
         readers: dict[BlockRef, BlockDecoder] = {}
         for ref, body in self.fetch([block.ref for block, _ in wanted]):
             readers[ref] = BlockDecoder(body)
             yield None
         parts = _parts(_required(self.operator, wanted, readers))
-        for read in _decode(self.operator, parts, lambda encoded, version: decode(encoded, self.schema, version)):
+        written = self.schema
+        for read in _decode(
+            self.operator, parts, lambda encoded, version: decode(encoded, written, version), deleted_too=deleted_too
+        ):
             if read is not None and self.times is not None and (first := self.times.first_place(read[0])):
                 read[1].states = {place: state for place, state in read[1].states.items() if place >= first}
             yield read
@@ -170,8 +181,9 @@ def _parts(blocks: Iterable[tuple[BlockDecoder, int]]) -> list[_Part]:
 
 
 def _decode(
-    operator: str, parts: Sequence[_Part], decode: Callable[[memoryview, int], list[T]]
+    operator: str, parts: Sequence[_Part], decode: Callable[[memoryview, int], list[T]], *, deleted_too: bool
 ) -> Iterator[tuple[int, GroupState[T]] | None]:
+    """With *deleted_too*, a key whose state was deleted has the state None."""
     remaining, held_bytes = Counter(part.reader for part in parts), 0
     for number, same in groupby(parts, key=lambda part: part.section.group):
         group = GroupState[T]()
@@ -182,8 +194,10 @@ def _decode(
             if len(states) != len(keys):
                 raise damaged_block(operator, f"it holds {len(keys)} keys and {len(states)} states")
             group.states.update(zip(keys, states, strict=True))
-            for key in deleted:
-                group.states.pop(key, None)
+            if deleted_too:
+                group.states.update(dict.fromkeys(deleted, cast("T", None)))
+            else:
+                exhaust(map(group.states.pop, deleted, repeat(None)))
             if part.section.kind != IMAGE:
                 group.increments.append((part.reader.header.checkpoint, part.section.entries))
             remaining[part.reader] -= 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.records.manifest import (
     CheckpointStats,
     Finalized,
     Manifest,
+    SourceOffset,
     StoredBlock,
     slowest,
     slowest_first,
@@ -39,8 +40,9 @@ from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, r
 from exactlyonce.engines.local.monitoring.page import ShownAborted
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, TopicError
-from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.pipeline.event_time import NO_FLOOR, shown_time
 from exactlyonce.state.errors import DamagedState
 
 R = TypeVar("R")
@@ -324,6 +326,55 @@ def source_watermarks(manifest: Manifest) -> Iterator[SourceWatermark]:
             last = min(splits, key=lambda offset: offset.floor)
             at = last.in_cluster or last
             yield SourceWatermark(source, manifest.late_up_to(last), f"{at.topic}[{at.partition}]", len(splits))
+
+
+WAITS_MS = 5_000
+"""A partition that is so far behind others in event time is named, if it has no records."""
+
+
+class AwaitedPartition(NamedTuple):
+    """A partition without new records that holds back what other partitions have brought, by event time."""
+
+    source: str
+    place: str
+    others_ms: int
+    """The event time up to which another one has come."""
+    since_ms: int
+    """It has had no record at least since then."""
+
+    def text(self, now_ms: int) -> str:
+        return (
+            f"Source {self.source!r}: {self.place} has had no record for {shown_duration(now_ms - self.since_ms)} at "
+            f"least, and holds back results: another has come to {shown_time(self.others_ms)}"
+        )
+
+
+def awaited_partitions(
+    manifests: Sequence[Manifest], at_end: Callable[[SourceOffset], bool], groups: Mapping[str, str]
+) -> Iterator[AwaitedPartition]:
+    """The one of each of the *groups* of sources that meet, by source, if there is one: in the last two of *manifests*
+    at least it is as it was, while others are further. *at_end*: a position has no record after it."""
+    newest, before = manifests[-1], manifests[-2::-1]
+    by_group: dict[str, list[SourceOffset]] = {}
+    for offset in newest.offsets:
+        if not offset.ended:
+            by_group.setdefault(groups.get(offset.source, offset.source), []).append(offset)
+    for offsets in by_group.values():
+        slowest, furthest = (choose(offsets, key=lambda offset: offset.floor) for choose in (min, max))
+        same = [*takewhile(partial(_has, slowest), before)]
+        if furthest.floor - slowest.floor >= WAITS_MS and same and at_end(slowest):
+            at, others_ms = slowest.in_cluster or slowest, newest.late_up_to(furthest)
+            assert others_ms is not None
+            yield AwaitedPartition(slowest.source, f"{at.topic}[{at.partition}]", others_ms, same[-1].triggered_at_ms)
+
+
+def _has(offset: SourceOffset, manifest: Manifest) -> bool:
+    """Whether *manifest* has the split of *offset* at the same place and the same event time."""
+    return any(
+        (other.source, other.identity, other.partition, other.offset, other.floor)
+        == (offset.source, offset.identity, offset.partition, offset.offset, offset.floor)
+        for other in manifest.offsets
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -40,7 +40,7 @@ from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import counted
-from exactlyonce.views.checkpoints import CheckpointView, source_watermarks, starts
+from exactlyonce.views.checkpoints import CheckpointView, awaited_partitions, source_watermarks, starts
 
 RUNNING, ENDED, FAILED, SILENT, NEW, UNKNOWN = "running", "ended", "failed", "silent", "new", "unknown"
 """What is known of its processes: one has written a heartbeat lately; the last has ended cleanly; the last has ended by
@@ -66,6 +66,7 @@ class Watch:
         self._pipeline = pipeline
         self._nodes = lru_cache(1)(lambda parallelism: [*drawn(plan(graph, parallelism))] if graph else [])
         """The graph with *parallelism*, which rarely changes."""
+        self._groups = graph.time_groups if graph else {}
         self._letters = graph.dead_letter_limits if graph else {}
         """The sinks of dead letters."""
         self._log = LogFollower(config, pipeline)
@@ -111,7 +112,9 @@ class Watch:
         newest = history.newest_incarnation
         return PipelineState(
             pipeline=self._pipeline, at_ms=now_ms, as_of_ms=as_of_ms, state=state, well=verdict.well,
-            sentence=verdict.sentence, cause=_cause(waiting, now_ms), from_topic=True,
+            sentence=verdict.sentence,
+            cause=_cause(waiting, now_ms) or (self._silence(seen, partitions, now_ms) if state == RUNNING else ""),
+            from_topic=True,
             parallelism=history.latest.parallelism if history.latest else 0,
             incarnation=newest.incarnation if newest else 0, restarts=0,
             figures=figures, samples=list(self._samples), workers=[],
@@ -154,6 +157,13 @@ class Watch:
             mark = history.finalized.get(number)
             same = before is not None and before.manifest is manifest and before.finalized is mark
             yield number, before if before is not None and same else CheckpointView(manifest, mark)
+
+    def _silence(self, seen: Sequence[CheckpointView], partitions: Sequence[ShownPartition], now_ms: int) -> str:
+        """The partition without records that others wait for, by event time."""
+        ends = {(each.topic, each.partition) for each in partitions if each.lag == 0}
+        manifests = [view.manifest for view in seen]
+        awaited = awaited_partitions(manifests, lambda at: _place(at) in ends, self._groups) if manifests else iter(())
+        return next((f"{one.text(now_ms)}; idle= of its EventTime ends that" for one in awaited), "")
 
     def _partitions(self, manifest: Manifest | None) -> Iterator[ShownPartition]:
         offsets = () if manifest is None else manifest.in_cluster
@@ -198,6 +208,11 @@ class Watch:
         if (now_ms - started_ms) / 1000 > allowed_s:
             return RUNNING, Verdict(False, f"it runs, but {last}; one should be complete every {allowed_s:.3g} s")
         return RUNNING, Verdict(True, f"running; {last}")
+
+
+def _place(position: SourceOffset) -> tuple[str, int]:
+    at = position.in_cluster or position
+    return at.topic, at.partition
 
 
 def _ago(view: CheckpointView, now_ms: int) -> str:

@@ -65,7 +65,14 @@ def add_settings_of_run(parser: Parser) -> None:
     add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
     add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
     add_cluster(parser)
-    add_settings(parser.add_argument_group("monitoring"), settings["ui"], settings["metrics"], settings["traces"])
+    add_settings(
+        parser.add_argument_group("monitoring"),
+        settings["ui"],
+        settings["metrics"],
+        settings["traces"],
+        settings["serve"],
+        settings["serve_token"],
+    )
 
 
 def _add_running(parser: Parser) -> None:

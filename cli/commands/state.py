@@ -1,4 +1,4 @@
-"""`exactlyonce state`: shows the keyed state of operators at a checkpoint, and imports rows as such state.
+"""`exactlyonce state`: shows and serves the keyed state of operators, and imports rows as such state.
 
 Invariant: nothing is changed but a new folder of `state import`, a savepoint.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import sys
+import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -33,10 +34,10 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.positions import BEGINNING
 from exactlyonce.pipeline.secrets import is_reference, look_up
-from exactlyonce.pipeline.sizes import counted, shown_bytes
+from exactlyonce.pipeline.sizes import byte_count, counted, shown_bytes
 
 if TYPE_CHECKING:
-    from exactlyonce.views.state import KeyView, OperatorView, StateView
+    from exactlyonce.engines.savepoints.shown_state import KeyView, OperatorView, StateView
 
 _EXAMPLES = """\
 Show the state of a pipeline, or make a savepoint of state that comes from elsewhere.
@@ -83,13 +84,31 @@ examples:
 For several operators, import one after the other, each with the savepoint before as the
 --base: it has the offsets, and all state but that of OPERATOR.
 """
+_SERVE = """\
+Answer what the state of a key is, over HTTP: at the newest checkpoint, so that nothing
+undoes an answer. It works from any machine, while the pipeline runs and after it, and
+without its code. What was read of a key group is kept, and follows the checkpoints.
+
+examples:
+  exactlyonce state serve order-totals
+  curl http://127.0.0.1:8086/state/totals/ann
+  curl 'http://127.0.0.1:8086/state/totals?key=ann&key=bob'
+  curl 'http://127.0.0.1:8086/state/totals?from=a&to=b&limit=100'
+  curl 'http://127.0.0.1:8086/state/totals/ann?min_checkpoint=42'
+  exactlyonce state serve order-totals --listen 0.0.0.0:8086 --token env:STATE_TOKEN
+
+An answer is JSON, with the number of the checkpoint. min_checkpoint waits until that one
+is complete. Beyond this machine a token is needed, which a request has in its header
+Authorization: Bearer TOKEN; put a proxy with TLS before it. Ctrl-C ends it.
+"""
+LISTEN = "127.0.0.1:8086"
 _TIMES = ["start", "end"]
 _LINES = 1_000
 """The default limit of a table; lines of JSON have none."""
 
 
 def add(parser: Parser) -> None:
-    usage = "show|import PIPELINE [OPERATOR] [options]"
+    usage = "show|serve|import PIPELINE [OPERATOR] [options]"
     set_command(parser, usage, _EXAMPLES, show)
     parser.moved = ". `exactlyonce state PIPELINE` is `exactlyonce state show PIPELINE` now"
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, prog=parser.prog)
@@ -103,6 +122,16 @@ def add(parser: Parser) -> None:
     help_text = f"the most keys shown (default: all in JSON, {_LINES:,} in a table)"
     showing.add_argument("--limit", metavar="N", type=at_least_one, help=help_text)
     add_cluster(showing)
+    usage = "PIPELINE [options]"
+    serving = add_action(actions, "serve", usage, "answer the state of keys over HTTP", _SERVE, serve)
+    add_pipeline_name(serving)
+    serving.add_argument("--listen", metavar="HOST:PORT", default=LISTEN, help=f"where (default: {LISTEN})")
+    serving.add_argument(
+        "--token", metavar="REF", default="", help="the token that requests have: env:NAME or file:/path"
+    )
+    help_text = "memory for key groups that were read (default: 512mb)"
+    serving.add_argument("--memory", metavar="SIZE", default="512mb", help=help_text)
+    add_cluster(serving)
     usage = "MODULE:PIPELINE OPERATOR FILE|- --to URL [options]"
     importing = add_action(actions, "import", usage, "a savepoint of rows", _IMPORT, import_rows)
     add_pipeline(importing)
@@ -120,7 +149,7 @@ def add(parser: Parser) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    from exactlyonce.views.state import state_at
+    from exactlyonce.engines.savepoints.shown_state import state_at
 
     if args.key is not None and args.operator is None:
         raise ConfigError("--key is for one operator: name it after the pipeline.")
@@ -130,6 +159,22 @@ def show(args: argparse.Namespace) -> int:
             print(*_operators(view, as_json=args.json), sep="\n")
         else:
             _print(view, args)
+    return 0
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Answer requests until Ctrl-C."""
+    from exactlyonce.engines.local.monitoring.server import serving
+    from exactlyonce.engines.local.monitoring.state_service import StateService, token_for
+    from exactlyonce.engines.options import listening_at
+    from exactlyonce.engines.savepoints.state_reader import StateReader
+
+    token, pipeline = token_for(args.listen, args.token, "--token"), pipeline_name(args)
+    with StateReader.of(client(args), pipeline, byte_count(args.memory, "--memory")) as reader:
+        reader.look()  # what is wrong is said before anybody asks
+        with StateService(reader, token).following() as paths, serving(*listening_at(args.listen), paths, often=True):
+            print(f"http://{args.listen}/state/OPERATOR/KEY answers for {pipeline}. Ctrl-C ends it.", flush=True)
+            threading.Event().wait()
     return 0
 
 
@@ -276,8 +321,8 @@ def table(keys: Sequence[KeyView], operator: OperatorView) -> list[str]:
 
 
 def row(key: KeyView) -> text.Row:
+    from exactlyonce.engines.savepoints.shown_state import TimedKeyView
     from exactlyonce.state.state_type import json_text
-    from exactlyonce.views.state import TimedKeyView
 
     times = [key.start, key.end] if isinstance(key, TimedKeyView) else []
     shown = ("-" if time is None else f"{time:%Y-%m-%d %H:%M:%S.%f}"[:-3] for time in times)

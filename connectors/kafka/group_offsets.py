@@ -44,7 +44,7 @@ NAMES_VERSION = 9
 
 class GroupOffsets:
     """The offsets of group *group*, which has no members, in one cluster. *topics*: the names by place of the topics
-    of another cluster than the checkpoints'. *note* hears once that we lack the right."""
+    of another cluster than the checkpoints'. *note* hears once of a refusal, as for want of a right."""
 
     def __init__(
         self,
@@ -83,19 +83,27 @@ class GroupOffsets:
 
     def _answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
         self._is_asked = False
-        errors = [each for each in (error, *(place.error for place in places)) if each is not None]
-        if not self._is_noted and any(meaning_of(each) is Meaning.NOT_ALLOWED for each in errors):
+        for refusal in (error, *(place.error for place in places)):
+            if refusal is None or self._is_noted:
+                continue
+            if meaning_of(refusal) is Meaning.NOT_ALLOWED:
+                reason = f"our principal lacks Read on the group {self._group}"
+            elif meaning_of(refusal) is Meaning.REFUSED and refusal.code() > 0:  # by the broker, as for its members
+                reason = f"the broker refuses them for the group {self._group} ({refusal.name()}: {refusal.str()})"
+            else:
+                continue
             self._is_noted = True
-            self._note(
-                f"no offsets are published: our principal lacks Read on the group {self._group}. Nothing else needs "
-                f"them than tools that show the lag."
-            )
+            self._note(f"no offsets are published: {reason}. Nothing else needs them than tools that show the lag.")
 
-    def close(self) -> None:
+    def settle(self) -> None:
         """Wait `LAST_ANSWER_S` at most until the last offsets are set."""
         until_s = time.monotonic() + LAST_ANSWER_S
         while (self._newest or self._is_asked) and time.monotonic() < until_s:
             self._go_on(0.01)
+
+    def close(self) -> None:
+        """End, once the last offsets are set, as `settle` says."""
+        self.settle()
         self._consumer.close()
 
 

@@ -24,12 +24,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from itertools import count
 from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.engines.bounded.unit.staging import folder_at, put, staging_at
-from exactlyonce.pipeline.errors import ExactlyOnceError
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
 """The shared folder of this user's commands on one machine."""
@@ -77,23 +78,47 @@ def workplace(shared: str | Path, prefix: str) -> Iterator[str]:
 
 @contextmanager
 def _own_folder(shared: Path, prefix: str) -> Iterator[str]:
-    shared.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(shared)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{prefix}.", dir=shared))
-    with (folder / OWNER).open("wb") as owner:
-        host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
-        owner.write(MAGIC + b"\n" + host.encode())  # after the lock: an owner file without the text is nobody's
-        owner.flush()
+    with _usable(shared):
+        shared.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(shared)
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{prefix}.", dir=shared))
+    try:
+        with _usable(shared):
+            owner = _owner_file(folder)
 
         def touch() -> None:
             with suppress(OSError):  # of a shared folder that cannot be reached for a moment
                 os.utime(folder / OWNER)
 
-        try:
-            with _beating(touch):
-                yield f"{folder}/"
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with owner, _beating(touch):
+            yield f"{folder}/"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _owner_file(folder: Path) -> FileIO:
+    """The owner file of *folder*, new, open and locked, if its file system has locks."""
+    owner = (folder / OWNER).open("wb", buffering=0)
+    try:
+        host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
+        owner.write(MAGIC + b"\n" + host.encode())  # after the lock: an owner file without the text is nobody's
+    except BaseException:
+        owner.close()
+        raise
+    return owner
+
+
+@contextmanager
+def _usable(shared: Path) -> Iterator[None]:
+    """Explain an error of the staging folder *shared*."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"The staging folder {shared} cannot be used: {error.strerror or error}. Give --staging a folder in which "
+            f"this command may write, with room for the input of a chunk, and run the command again: nothing of this "
+            f"checkpoint is visible, and nothing is lost."
+        ) from None
 
 
 def remove_leftovers(shared: Path) -> None:

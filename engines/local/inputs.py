@@ -356,7 +356,8 @@ class SourceInput:
         at = position.in_cluster or position
         waits = self.pacing is not None and not self.stopped and self.pacing.waits_for_sources
         why = "; it waits for slower sources" if waits else ""
-        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]{why}")
+        silent_ms = times.silent_ms(slowest, self.activity.now_s())
+        return WatermarkOf(times.watermark, False, f"{at.topic}[{at.partition}]{why}", silent_ms, times.furthest)
 
     def trust(self) -> None:
         self.slices.pace.most = BATCH_RECORDS_MAX

@@ -430,6 +430,7 @@ class Job:
         self._attempt.watchdog.ready(subtask)
         if len(self._attempt.ready) == self.plan.parallelism:
             self._feed(events.Deployed())
+            self.report.running(self.leader.manifest, self.leader.incarnation.incarnation)
 
     def _described(self, worker: HostedWorker, prepared: msg.Prepared, state: TransactionState | None) -> None:
         """The producer id and epoch were read between the producer's initialisation and its first record."""

@@ -20,6 +20,7 @@ from exactlyonce.connectors.source import LogRead
 from exactlyonce.engines.options import StateSettings
 from exactlyonce.engines.plan import TaskSpec
 from exactlyonce.engines.runtime.faults import Repeated
+from exactlyonce.pipeline.event_time import NO_WATERMARK
 
 
 class Load(msgspec.Struct, tag=True):
@@ -136,6 +137,10 @@ class WatermarkOf(msgspec.Struct):
     """Whether no record is expected."""
     held_back_by: str = ""
     """The partition of a source whose records come last."""
+    silent_ms: int = 0
+    """The time for which that partition has been at its end, without a record; 0: it is not there, or may not be."""
+    furthest_ms: int = NO_WATERMARK
+    """The event time up to which the furthest partition of a source has come."""
 
 
 class Progress(msgspec.Struct, tag=True, kw_only=True):

@@ -9,8 +9,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
@@ -21,7 +21,9 @@ from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events
 from exactlyonce.engines.local.messages import Progress, records_unread
 from exactlyonce.engines.runtime.faults import RepeatedNotes
-from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.durations import Duration, shown_duration
+from exactlyonce.pipeline.event_time import shown_time
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
@@ -151,6 +153,55 @@ class TerminalReporter(Reporter):
         self._stream.flush()
 
 
+SILENT_MS = 5_000
+"""An operator that waits for a partition without any record for so long says so."""
+
+
+class SilentPartition(NamedTuple):
+    """A partition without records, neither idle nor ended, that holds back an operator by event time."""
+
+    operator: str
+    source: str
+    place: str
+    silent_ms: int
+    idle: Duration | None
+    """See `EventTime.idle`."""
+    others_ms: int | None
+    """The event time up to which another partition has come; None: no other is further."""
+
+    @property
+    def text(self) -> str:
+        others = "" if self.others_ms is None else f", while another has come to {shown_time(self.others_ms)}"
+        until = "one comes: idle=None" if self.idle is None else f"one comes, or it is idle: idle={self.idle!r}"
+        return (
+            f"operator {self.operator!r} waits for source {self.source!r}: {self.place} has had no record for "
+            f"{shown_duration(self.silent_ms // 1000 * 1000)}{others}. Results wait until {until}. A shorter "
+            f"EventTime(..., idle=) of the source ends that sooner"
+        )
+
+
+def silent_partitions(graph: LogicalGraph, workers: Collection[Progress]) -> Iterator[SilentPartition]:
+    """The partition that each operator waits for, of operators that have got records."""
+    event_times = {node.id: node.source.event_time for node in graph.sources if node.source is not None}
+    for node in graph.timed:
+        sources = graph.above(node.id, timing=True) & event_times.keys()
+        if not any(worker.operators.get(node.id, (0.0, 0))[1] for worker in workers):
+            continue
+        known = [
+            (watermark.time_ms, -watermark.silent_ms, source, watermark)
+            for worker in workers
+            for source, watermark in worker.watermarks.items()
+            if source in sources and not watermark.idle
+        ]
+        if not known:
+            continue
+        lowest_ms, _, source, slowest = min(known, key=lambda one: one[:3])
+        event_time, furthest_ms = event_times[source], max(watermark.furthest_ms for *_, watermark in known)
+        if slowest.silent_ms >= SILENT_MS and event_time is not None:
+            others_ms = furthest_ms if furthest_ms > lowest_ms else None
+            yield SilentPartition(node.id, source, slowest.held_back_by, slowest.silent_ms, event_time.idle, others_ms)
+
+
 def _log_problems(progress: Progress) -> set[str]:
     read = ((source, log) for source, logs in progress.logs.items() for log in logs)
     return {f"source {source!r}: {log.problem}." for source, log in read if log.problem}
@@ -177,7 +228,7 @@ def reporter_for(log_format: str, level: str) -> Reporter:
 
 class Report:
     """Gathers the workers' figures for the reporters. *redact* removes secrets from a text; *dead_letters* are the ids
-    of the sinks that dead letters go to."""
+    of the sinks that dead letters go to. With the *graph*, a note names a silent partition that is waited for."""
 
     def __init__(
         self,
@@ -185,8 +236,11 @@ class Report:
         reporters: Sequence[Reporter],
         redact: Callable[[str], str],
         dead_letters: Collection[str] = (),
+        graph: LogicalGraph | None = None,
     ) -> None:
-        self._pipeline = pipeline
+        self._pipeline, self._graph = pipeline, graph
+        self._silent = set[tuple[str, str]]()
+        """The operators and sources of the silent partitions that were told."""
         self._reporters = reporters
         self._redact = redact
         self._letters = dict.fromkeys(dead_letters, 0)
@@ -231,6 +285,10 @@ class Report:
         self._workers.clear()
         self._previous = (time.monotonic(), 0)
         self.step("deployed", workers=processes)
+
+    def running(self, manifest: Manifest, incarnation: int) -> None:
+        """All workers have restored *manifest*: records flow."""
+        self._event("running", incarnation=incarnation, checkpoint=manifest.checkpoint)
 
     def triggered(self, checkpoint: int) -> None:
         self._triggered[checkpoint] = time.monotonic()
@@ -311,6 +369,10 @@ class Report:
         if now < self._live_at:
             return
         self._live_at = now + LIVE_INTERVAL_S
+        for silent in silent_partitions(self._graph, self._workers.values()) if self._graph is not None else ():
+            if (told := silent[:2]) not in self._silent:
+                self._silent.add(told)
+                self.note(silent.text)
         figures: dict[str, Any] = dict(self.figures())
         before, count = self._previous
         self._previous = (now, figures["records_in"])

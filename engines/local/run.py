@@ -119,7 +119,7 @@ def run_loaded(
     with handling_stop_signals(stop), _monitored(physical, options, reporter) as reporters:
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            report = Report(graph.pipeline_id, reporters, options.client.redact, graph.dead_letter_limits)
+            report = Report(graph.pipeline_id, reporters, options.client.redact, graph.dead_letter_limits, graph)
             host = LocalHost(physical, loaded.reference, options, workers, report, succession)
             job = Job(physical, options, restart, host, report)
             stopper.attach(job)
@@ -226,6 +226,14 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
         reporters.append(page)
         served[options.ui] = {**page.paths, **probes, **served.get(options.ui, {})}
     with stack:
+        if options.serve:
+            from exactlyonce.engines.local.monitoring.state_service import StateService, token_for
+            from exactlyonce.engines.savepoints.state_reader import MEMORY_BYTES, StateReader
+
+            token = token_for(options.serve, options.serve_token, "--serve-token")
+            reader = StateReader.of(options.client, physical.graph.pipeline_id, MEMORY_BYTES)
+            paths = stack.enter_context(StateService(stack.enter_context(reader), token).following())
+            served[options.serve] = {**served.get(options.serve, {}), **paths}
         if options.traces:
             from exactlyonce.engines.local.monitoring.spans import exporting
 
@@ -233,7 +241,7 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
         for address, paths in served.items():
             from exactlyonce.engines.local.monitoring.server import serving
 
-            stack.enter_context(serving(*listening_at(address), paths))
+            stack.enter_context(serving(*listening_at(address), paths, often=address == options.serve))
             shown = ", ".join(sorted(path for path in paths if not path.endswith(".json")))
             reporter.event(events.event("listening", physical.graph.pipeline_id, text=f"http://{address} has {shown}"))
         yield reporters

@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, Operator
 from exactlyonce.connectors.kafka.partitioning import DEFAULT
 from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, TaskSpec
+from exactlyonce.engines.processes import not_collecting
 from exactlyonce.engines.runtime import (
     expiry,
     in_flight,
@@ -483,13 +484,15 @@ class Assembler:
 
     def _table(self, node: Node, io: TaskIO, operators: TaskOperators) -> Table[Any]:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
-        table = self.table(node, io.touched_groups(node))
+        with not_collecting():
+            table = self.table(node, io.touched_groups(node))
         operators.tables.append(table)
         return table
 
     def _timed(self, node: Node, timed: Timed, function: Any, operators: TaskOperators) -> TimedOperator[Any]:
         self.activity.phase(f"restoring the state of operator {node.id!r}")
-        table = self.timed_table(node, by_key=timed.by_key)
+        with not_collecting():
+            table = self.timed_table(node, by_key=timed.by_key)
         operators.tables.append(table)
         operator = _OF_TIMED[type(timed)].made(
             TimedParts(

@@ -87,7 +87,9 @@ class SourceTimes:
         self._splits: list[int] = []
         """All that the subtask reads."""
         self._quiet_since_s: dict[int, float] = {}
-        """The time since which each quiet split has had no record."""
+        """The time since which each quiet split has had no record, as far as it counts for `idle`."""
+        self._silent_since_s: dict[int, float] = {}
+        """The same, though records of other splits waited all the time: for people."""
         self._looked_s = 0.0
         """The time of the last look which splits are idle."""
         self.resting = set[int]()
@@ -138,6 +140,7 @@ class SourceTimes:
     def _wake(self, split: int) -> int:
         """The floor of *split*, which is no longer idle."""
         self._quiet_since_s.pop(split, None)
+        self._silent_since_s.pop(split, None)
         floor = self.floors[split] = self.floor_of(split)
         if split in self.resting:
             self.resting.remove(split)
@@ -204,6 +207,7 @@ class SourceTimes:
             split: now_s if behind and split not in self.resting else since_s.get(split, now_s)
             for split in (*quiet, *ended)
         }
+        self._silent_since_s = {split: self._silent_since_s.get(split, now_s) for split in quiet}
         self.resting |= ended | self._silent(now_s)
 
     def advanced(self, now_s: float) -> Watermark | None:
@@ -239,6 +243,15 @@ class SourceTimes:
         """The split that holds the watermark back; None: none does."""
         active = [split for split in self._splits if split not in self.resting]
         return min(active, key=self._own_floor, default=None)
+
+    def silent_ms(self, split: int, now_s: float) -> int:
+        """The time for which *split* has been at its end, without a record."""
+        return int(1000 * (now_s - self._silent_since_s.get(split, now_s)))
+
+    @property
+    def furthest(self) -> int:
+        """The floor of the split that has come furthest."""
+        return max(map(self._own_floor, self._splits), default=NO_WATERMARK)
 
     # --- along an order log ---------------------------------------------------------------------------------------
 
@@ -324,7 +337,7 @@ class SourceDecoder:
         """None: its records have no event time."""
         if (event_time := source.event_time) is not None:
             self.times, self._on_time_error = SourceTimes(event_time, before, rules), event_time.on_error
-        self._looked_at_times = False
+        self._told_of_seconds = False
         self._decoder = source.decoder()
 
     @property
@@ -404,13 +417,12 @@ class SourceDecoder:
             splits = groupby(origin.partition() or 0 for origin in batch.origins)
             runs = [(split, sum(1 for _ in group)) for split, group in splits]
         batch.times, batch.floors = times, source_times.late(times, runs)
-        if times and not self._looked_at_times:
-            self._looked_at_times = True
-            if times[0] in LIKE_SECONDS:
-                self._notes.add(
-                    f"source {self.id!r}: the time of its first record is {shown_time(times[0])}: if time= gives "
-                    f"seconds, let it give ms, as 1000 * seconds"
-                )
+        if times and times[0] in LIKE_SECONDS and not self._told_of_seconds:
+            self._told_of_seconds = True
+            self._notes.add(
+                f"source {self.id!r}: time= gave {times[0]} ms since 1970 for {_place(batch.origins[0])}, which is "
+                f"{shown_time(times[0])}: if these are seconds, let time= give 1000 * seconds"
+            )
         return batch
 
     def _usable(self, source_times: SourceTimes, batch: Batch) -> tuple[Batch, list[int]]:

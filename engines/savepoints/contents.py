@@ -27,6 +27,7 @@ from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates, co
 from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.keys import canonical_key, described_forms, key_group
+from exactlyonce.pipeline.names import nearest
 from exactlyonce.pipeline.records import wire_of
 from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.versions import KEPT_BY_AVRO, is_by_avro
@@ -104,7 +105,7 @@ class KeptState:
         watermarks: dict[int, int] = {}
         begun: dict[int, tuple[int, bytes]] = {}
         meaning: str | None = None
-        for indexes in self._indexes().values():
+        for indexes in self.indexes().values():
             if (times := indexes[0].head.times) is None:
                 continue
             meaning = times.meaning
@@ -120,7 +121,7 @@ class KeptState:
 
     def keys(self) -> Any:
         """The schema of the keys, noted or derived from the forms of all keys; None: unknown."""
-        indexes = [index for own in self._indexes().values() for index in own]
+        indexes = [index for own in self.indexes().values() for index in own]
         if noted := next((index.head.keys for index in indexes if index.head.keys is not None), None):
             return noted
         forms = [block.key_forms for index in indexes for block in index.blocks]
@@ -128,13 +129,13 @@ class KeptState:
 
     def parts(self) -> dict[int, list[int]]:
         """The key groups with state of each old subtask. State placed by a source's partitions overlaps in groups."""
-        return {subtask: self._present(indexes) for subtask, indexes in self._indexes().items()}
+        return {subtask: self._present(indexes) for subtask, indexes in self.indexes().items()}
 
     def entries(self, groups: Iterable[int] | None = None, *, subtask: int | None = None) -> Iterator[KeptEntry]:
         """The states, by key group: all, or of the key *groups* or of an old *subtask* alone."""
         key_groups = range(self._manifest.max_parallelism)
         wanted = set(key_groups if groups is None else groups)
-        by_subtask = self._indexes(subtask)
+        by_subtask = self.indexes(subtask)
         chosen = {number: sorted(wanted & {*self._present(indexes)}) for number, indexes in by_subtask.items()}
         if all(before[-1] < after[0] for before, after in pairwise(filter(None, chosen.values()))):
             for number, own in chosen.items():
@@ -149,7 +150,7 @@ class KeptState:
             ]
             yield from sorted(share, key=attrgetter("group"))
 
-    def _indexes(self, only: int | None = None) -> dict[int, list[Index]]:
+    def indexes(self, only: int | None = None) -> dict[int, list[Index]]:
         """The parts of each old subtask's index."""
         return {
             subtask: [decode_index(body) for body in self._bodies(parts)]
@@ -168,8 +169,19 @@ class KeptState:
     def _of(self, indexes: Sequence[Index], groups: list[int]) -> Iterator[KeptEntry]:
         if not groups:
             return
+        stored, times = self.stored(indexes, groups), indexes[0].head.times
+        while groups:
+            portion = stored.together(groups, READ_BYTES)
+            for group, raw_states in stored.reading_raw(portion):
+                for key, raw in raw_states.states.items():
+                    own, slot = (key, None) if times is None else (key_of(key), unpacked_slot(key))
+                    yield KeptEntry(group, own, raw.msgpack, raw.version, slot)
+            groups = groups[len(portion) :]
+
+    def stored(self, indexes: Sequence[Index], groups: Sequence[int]) -> StoredState[Any]:
+        """The state of *groups* in an old subtask's chain, of which *indexes* are all parts."""
         times = indexes[0].head.times
-        stored: StoredState[Any] = StoredState(
+        return StoredState(
             operator=self.operator,
             type=Any,
             groups=groups,
@@ -180,13 +192,6 @@ class KeptState:
             times=None if times is None else TableTimes.of([times], groups),
             fetch=lambda refs: ((ref, block.body) for ref, block in self._blocks.fetch(refs)),
         )
-        while groups:
-            portion = stored.together(groups, READ_BYTES)
-            for group, raw_states in stored.reading_raw(portion):
-                for key, raw in raw_states.states.items():
-                    own, slot = (key, None) if times is None else (key_of(key), unpacked_slot(key))
-                    yield KeptEntry(group, own, raw.msgpack, raw.version, slot)
-            groups = groups[len(portion) :]
 
     def _bodies(self, parts: tuple[BlockRef, ...]) -> Iterator[bytes]:
         return (block.body for _, block in self._blocks.fetch(parts))
@@ -219,10 +224,12 @@ def kept_state(manifest: Manifest, operator: str, blocks: Blocks) -> KeptState:
     for snapshot in manifest.operators:
         if snapshot.operator == operator:
             return KeptState(manifest, snapshot, blocks)
-    known = ", ".join(snapshot.operator for snapshot in manifest.operators) or "none: the pipeline keeps no state"
+    known = [snapshot.operator for snapshot in manifest.operators]
+    near = nearest(operator, known)
     raise ConfigError(
-        f"Checkpoint {manifest.checkpoint} has no state of an operator {operator!r}. Its operators with state are: "
-        f"{known}."
+        f"Checkpoint {manifest.checkpoint} has no state of an operator {operator!r}."
+        f"{f' Did you mean {near}?' if near else ''} Its operators with state are: "
+        f"{', '.join(known) or 'none: the pipeline keeps no state'}."
     )
 
 

@@ -33,6 +33,7 @@ from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind
 from exactlyonce.engines.savepoints.contents import KeptEntry, LoopEntry, Saved, SavedOperator, Savepoint, decoded
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, require_place
+from exactlyonce.engines.savepoints.frames import KEY, STATE, rows_of
 from exactlyonce.engines.savepoints.restoring import state_type_of
 from exactlyonce.engines.savepoints.retained import open_savepoint, require_savepoint
 from exactlyonce.engines.system_clock import SystemClock
@@ -51,7 +52,6 @@ SHARES = 128
 """The shares of the key groups, one of which is in memory at a time."""
 WAITING_ROWS, WAITING_BYTES = 20_000, 8 << 20
 """Rows that wait in memory for their files."""
-KEY, STATE = "key", "state"
 _OFFSETS = BEGINNING.setting
 SHOWN = frozenset({"operator", "checkpoint", "key_group", "version"})
 """Columns that `exactlyonce state show --json` adds, which say nothing about a row."""
@@ -345,7 +345,8 @@ def write_state(
     ``write_state(pipeline, {"totals": totals.items()}, to="/savepoints", offsets="group:legacy-app")``.
 
     - *states*: the rows by the id of their operator: pairs of (key, state), dicts with ``key`` and ``state``, or with
-      ``key`` and the fields of the state; also a DataFrame of Spark with such columns. Rows are read once, one by one.
+      ``key`` and the fields of the state; also a DataFrame of Spark with such columns, or with those of a read of
+      state. Rows are read once, one by one.
       An operator without rows begins empty.
     - *to*: ``/folder``, ``hdfs://host:port/folder`` or ``s3://bucket/prefix``.
     - *offsets*: where the sources go on: ``"group:NAME"``, at the offsets of a consumer group without members;
@@ -390,7 +391,7 @@ def seed(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exactlyonce-rows-")))
         operators = [SeededOperator(type_, folder, max_parallelism_of(graph, found)) for type_ in types]
         for operator in operators:
-            operator.take(_rows(states[operator.type.node.id]))
+            operator.take(_rows(states[operator.type.node.id], operator.type))
         if isinstance(beginning, Group):
             _require_still(client, graph, beginning.name, begun)
         savepoint = SeededSavepoint(graph, operators, cluster_id, begun, found)
@@ -399,13 +400,11 @@ def seed(
         return Seeded(export(savepoint, url), counts, unchecked, savepoint.saved)
 
 
-def _rows(given: Iterable[Any]) -> Iterable[Any]:
-    """The rows of an iterable, of a dict, or of a DataFrame, partition by partition."""
+def _rows(given: Iterable[Any], type_: RowType) -> Iterable[Any]:
+    """The rows of an iterable, of a dict, or of a DataFrame."""
     if isinstance(given, Mapping):
         return given.items()
-    if (rows := getattr(given, "toLocalIterator", None)) is not None:
-        return (row.asDict(recursive=True) for row in rows(prefetchPartitions=False))
-    return given
+    return rows_of(given, type_.key_type, type_.type) if hasattr(given, "toLocalIterator") else given
 
 
 def _node(graph: LogicalGraph, operator: str) -> Node:

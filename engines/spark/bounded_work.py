@@ -1,4 +1,4 @@
-"""Bounded work on a program's Spark session: backfill, catch-up, audit, replay and diff, as the commands do them.
+"""Commands for a program with a Spark session: backfill, catch-up, audit, replay, diff and savepoint.
 
 Invariant: settings are `Pipeline.run`'s, with the same errors; the session is neither changed nor ended.
 """
@@ -29,12 +29,14 @@ from exactlyonce.engines.bounded.reproduce import Replay, Replayed
 from exactlyonce.engines.bounded.stages import Executors
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import RunOptions, settings_of_bounded_work
+from exactlyonce.engines.savepoints.taking import TakenSavepoint, take
 from exactlyonce.engines.spark.expected_rows import expected_frame, require_columns
 from exactlyonce.engines.spark.session import refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.submit import executors_of
+from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, cell_file, refuse_while_importing, resolved
-from exactlyonce.pipeline.names import nearest
+from exactlyonce.pipeline.names import name_problem, nearest
 from exactlyonce.pipeline.positions import TO
 from exactlyonce.pipeline.running import BoundedSettings, ClusterSettings, LocalSettings, RunResult
 from exactlyonce.pipeline.sizes import counted
@@ -318,6 +320,45 @@ def diff(
     return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
 
 
+def savepoint(
+    spark: SparkSession,
+    pipeline: Pipeline | str,
+    *,
+    to: str | Path | None = None,
+    stop: bool = False,
+    timeout: Duration = "10m",
+    params: Mapping[str, str] | None = None,
+    **settings: Unpack[ClusterSettings],
+) -> TakenSavepoint:
+    """Have the run of *pipeline*, on whatever machine, take a savepoint, as `exactlyonce savepoint` does.
+
+    *pipeline* may be its name alone. *to* exports the savepoint into a new folder below a URL; of a pipeline that does
+    not run it exports the newest checkpoint. *stop* ends the run after it. *params* and *settings* are as for `audit`.
+    The result's `from_savepoint` is the option of that name, for `backfill`, say.
+    Raises what the command says: `ConfigError` where there is no run that takes requests, as on Spark, and no *to*; an
+    error if the run has not done it within *timeout*, and may do it yet.
+    """
+    _check(spark, None, None, stop=stop)
+    if not isinstance(to, str | Path | None):
+        raise ConfigError(f"to={to!r:.100} must be a folder or a URL, as text.")
+    timeout_ms, name = duration_ms(timeout, "timeout"), _name_of(pipeline, params)
+    place = None if to is None else str(to)
+    return take(_client(settings), name, to=place, stop=stop, timeout_ms=timeout_ms, note=Listener(None).note)
+
+
+def _name_of(pipeline: Pipeline | str, params: Mapping[str, str] | None) -> str:
+    """The name of *pipeline*, which is a pipeline, its name, or `module:attribute`."""
+    if isinstance(pipeline, Pipeline) and not params:
+        return pipeline.name
+    if not isinstance(pipeline, str) or ":" in pipeline:
+        return resolved(pipeline, params).pipeline.name
+    if problem := name_problem(pipeline):
+        raise ConfigError(f"The pipeline name {problem}. Give its name, or module:pipeline.")
+    if params:
+        raise ConfigError(f"params= are for a function that returns a pipeline; {pipeline} is the name of one.")
+    return pipeline
+
+
 def _executors(
     spark: SparkSession,
     loaded: Loaded,
@@ -366,6 +407,7 @@ class _Arguments(msgspec.Struct, kw_only=True):
     shown: Annotated[int, Meta(ge=1)] = SHOWN
     into: str | None = None
     sink: str | None = None
+    stop: bool = False
 
 
 def _check(spark: Any, staging: str | Path | None, progress: OnProgress | None, **arguments: Any) -> None:

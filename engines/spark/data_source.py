@@ -15,6 +15,7 @@ from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from exactlyonce.engines.spark.session import is_connect
+from exactlyonce.engines.spark.shown_errors import shown_alone
 from exactlyonce.engines.spark.source.read_options import (
     HISTORY,
     STATE,
@@ -54,6 +55,7 @@ class ExactlyOnceDataSource(DataSource):
     def name(cls) -> str:
         return "exactlyonce"
 
+    @shown_alone
     def schema(self) -> StructType:
         """The schema of a read, if the user gives none."""
         if is_of_state(self.options):
@@ -67,6 +69,7 @@ class ExactlyOnceDataSource(DataSource):
         options = parse_read_options(self.options)
         return RecordColumns(options, self._types_of(options)).schema
 
+    @shown_alone
     def reader(self, schema: StructType) -> DataSourceReader:
         if is_of_state(self.options):
             from exactlyonce.engines.spark.source.state_reading import StateReader
@@ -81,6 +84,7 @@ class ExactlyOnceDataSource(DataSource):
         options = parse_read_options(self.options, streaming=False)
         return RangesReader(options, self._types_of(options), schema)
 
+    @shown_alone
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from exactlyonce.engines.spark.source.reading import StreamReader
 
@@ -91,11 +95,13 @@ class ExactlyOnceDataSource(DataSource):
         options = parse_read_options(self.options, streaming=True)
         return StreamReader(options, self._types_of(options), schema)
 
+    @shown_alone
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from exactlyonce.engines.spark.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @shown_alone
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from exactlyonce.engines.spark.sink.options import parse_sink_options
         from exactlyonce.engines.spark.sink.writer import StreamWriter

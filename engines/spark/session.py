@@ -59,6 +59,8 @@ _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
 _FRAME = re.compile(r'^( *)File "[^"]*", line .*\n(?:\1 +.*\n?)*', re.MULTILINE)
 """A frame of a Python traceback: its place, and the deeper lines below it."""
 _TRACE = ("at ", "Traceback ", "...", "During handling", "The above exception")
+_JAVA_FRAME = re.compile(r"[\w.$<>/]+\(([\w$]+\.(java|scala):\d+|Native Method|Unknown Source)\)$")
+"""A frame of Java that stands alone, as in the text about a stopped SparkContext."""
 
 
 @contextmanager
@@ -325,10 +327,15 @@ def in_short(reason: str) -> str:
 
     >>> in_short('It failed:\\n  File "a.py", line 7, in run\\n    run(work)\\nKeyError: 3\\n\\tat org.apache.Task.run')
     'It failed:\\n  KeyError: 3'
+    >>> in_short("It was stopped at:\\norg.apache.spark.SparkContext$$anon$3.run(SparkContext.scala:2298)\\nStopped.")
+    'It was stopped at:\\n  Stopped.'
     """
-    reason = _FRAME.sub("", reason)
-    lines = [line for line in reason.splitlines() if line.strip() and not line.lstrip().startswith(_TRACE)]
+    lines = [line for line in _FRAME.sub("", reason).splitlines() if line.strip() and not _is_trace(line.strip())]
     return "\n  ".join(lines)[:_REASON_CHARACTERS]
+
+
+def _is_trace(line: str) -> bool:
+    return line.startswith(_TRACE) or _JAVA_FRAME.match(line) is not None
 
 
 def not_ready(problem: str, error: Exception) -> ConfigError:

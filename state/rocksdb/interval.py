@@ -14,14 +14,23 @@ are read from the same view once more, and so give the same bytes. Blocks with c
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby, islice
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from exactlyonce.pipeline.errors import require
-from exactlyonce.state.blocks import IMAGE, INCREMENT, BlockEncoder, BlockHeader, EncodedBlock, EncodedKeys, encode_keys
+from exactlyonce.state.blocks import (
+    IMAGE,
+    INCREMENT,
+    BlockEncoder,
+    BlockHeader,
+    EncodedBlock,
+    EncodedKeys,
+    encode_keys,
+    end_of_parts,
+)
 from exactlyonce.state.rocksdb.files import LocalFiles
 from exactlyonce.state.rocksdb.groups import TableGroups
 from exactlyonce.state.rocksdb.memory import TableMemory
@@ -114,6 +123,11 @@ class IntervalBlocks:
         self._keep(self._encoder.flush())
         if all(isinstance(block, EncodedBlock) for block in self._blocks):
             self._view = None  # a view that is kept would keep deleted files on the disk
+
+    def end_parts(self, group: int, since: int) -> None:
+        """All parts of *group* are written, the first by checkpoint *since*."""
+        operator, _, version = self._format
+        self._blocks.append(end_of_parts(operator, since, version, group))
 
     def _keep(self, finished: EncodedBlock | None) -> None:
         if finished is None:
@@ -230,7 +244,7 @@ class TieredInterval(Generic[S]):
         while self._whole and groups.unread:  # none of these has changed: what was stored is the state at the barrier
             groups.read([min(groups.unread)])
             yield
-        merged = self._choose()
+        changed, read = self.unsettled + self.spilled, groups.counts.keys() - groups.unread
         yield from self._settle()
         self._view = files.store.view()
         self.blocks = self._writer = IntervalBlocks(
@@ -241,30 +255,35 @@ class TieredInterval(Generic[S]):
         if not groups.unread:
             files.save(self.checkpoint)
         self.settled = True
-        yield  # settling goes no further: `written` is right only once older intervals are encoded
+        yield  # settling goes no further: what follows is right only once older intervals are encoded
+        chosen = self._choose(changed, read)
         if self._whole:  # a key group without a block is in the changes alone, and gets an image there
-            merged = set(groups.written)
-        merged |= {group for group in self.dropped & groups.written if not groups.counts.get(group)}
-        for group in sorted(merged):
-            yield from self._image(group)
+            chosen = groups.merging.whole(groups.written)
+        emptied = {group for group in self.dropped & groups.written if not groups.counts.get(group)}
+        chosen |= groups.merging.whole(emptied)
+        images = chosen.keys() - groups.merging.parts.keys()
+        for group, entries in sorted(chosen.items()):
+            yield from self._image(group) if group in images else self._part(group, entries)
         for group, changes in self._changes():
-            if group not in merged:
+            if group not in images:
                 yield from self._increment(group, changes)
             groups.written.add(group)
         self._writer.end()
+        for group in chosen.keys() - images:
+            if groups.merging.parts[group].complete:
+                self._writer.end_parts(group, groups.merging.joined(group))
         self._view = None
         self._dealt.clear()
         files.describe(self.checkpoint, groups.counts, groups.merging)
         self.encoded = True
 
-    def _choose(self) -> set[int]:
-        """The key groups to write whole for the sake of short chains, among those that were read."""
+    def _choose(self, changed: int, read: Collection[int]) -> dict[int, int | None]:
+        """The key groups to write whole for the sake of short chains, among those that were *read* at the barrier."""
         groups = self._table.groups
-        groups.merging.share = max(1, len(groups.all) - len(groups.unread)) / len(groups.all)
-        sizes = {group: range(count) for group, count in groups.counts.items() if group not in groups.unread}
-        merged = groups.merging.choose(self.checkpoint, self.unsettled + self.spilled, sizes)
+        groups.merging.share = max(1, len(read)) / max(1, len(groups.all))
+        chosen = groups.merging.choose(self.checkpoint, changed, {group: range(groups.counts[group]) for group in read})
         self.credit = groups.merging.credit
-        return merged
+        return chosen
 
     def _settle(self) -> Iterator[None]:
         yield from self._spilling
@@ -342,6 +361,24 @@ class TieredInterval(Generic[S]):
         slices = self._present(group, self._table.files.store.group(self._view, group, SLICE_ENTRIES))
         yield from self._writer.write(group, IMAGE, SectionSource(slices, groups.counts.get(group, 0)))
         groups.counts[group] = self._writer.entries_written - before
+
+    def _part(self, group: int, entries: int | None) -> Iterator[None]:
+        """Write *entries* more of *group*, or a few more than that, None: all that is left, as they were at the
+        barrier."""
+        groups, before = self._table.groups, self._writer.entries_written
+        parts = groups.merging.parts[group]
+        left = self._table.files.store.group(self._view, group, SLICE_ENTRIES, parts.rest or b"")
+
+        def some() -> Iterator[list[Entry]]:
+            for slice_ in left:
+                parts.rest = slice_[-1][0] + b"\0"
+                yield slice_
+                if entries is not None and self._writer.entries_written - before >= entries:
+                    return
+            parts.complete = True
+
+        yield from self._writer.write(group, INCREMENT, SectionSource(self._present(group, some()), entries or 0))
+        groups.merging.incremented(group, self.checkpoint, self._writer.entries_written - before)
 
     def _increment(self, group: int, changes: SectionSource) -> Iterator[None]:
         """Write *changes* of *group*; as an image, if the group has no older block."""

@@ -173,9 +173,9 @@ class LocalStore:
         with self._asked():
             return self._db.iter()
 
-    def group(self, view: RdictIter, group: int, slice_entries: int) -> Iterator[list[Entry]]:
-        """The entries of a key group, in order, in slices."""
-        for some in self._slices(view, _PREFIXES[group], slice_entries):
+    def group(self, view: RdictIter, group: int, slice_entries: int, first: bytes = b"") -> Iterator[list[Entry]]:
+        """The entries of a key group from the key *first* on, in order, in slices."""
+        for some in self._slices(view, _PREFIXES[group], slice_entries, first):
             yield [(place[2:], packed) for place, packed in some]
 
     def changes(self, view: RdictIter, interval: int, slice_entries: int) -> Iterator[tuple[int, list[Entry]]]:

@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from exactlyonce.engines.bounded.unit.staging import FrameWriter
 from exactlyonce.engines.bounded.workplace import MAGIC, OWNER, SILENCE_S, free_bytes, workplace
+from exactlyonce.pipeline.errors import ConfigError
 
 HOLDING = """
 import sys, threading
@@ -56,6 +59,36 @@ def test_the_room_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert room is not None
     assert room > 0
     assert free_bytes("s3://bucket/staging") is None
+
+
+def fill(disk: Path) -> None:
+    with (disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_a_full_folder_is_an_error_that_names_it_and_leaves_nothing_behind(small_disk: Path) -> None:
+    """An owner file without its text would be nobody's, and its folder would stay."""
+    with workplace(small_disk, "one") as files:
+        writer = FrameWriter(f"{files}staged", 1)
+        writer.write(0, bytes(300_000), 1)
+        with pytest.raises(ConfigError, match=r"staged cannot be written: No space left on device\. Make room"):
+            writer.close()
+    assert list(small_disk.iterdir()) == []
+    fill(small_disk)
+    expected = f"^The staging folder {small_disk} cannot be used: No space left on device"
+    with pytest.raises(ConfigError, match=expected), workplace(small_disk, "two"):
+        pass
+    assert list(small_disk.iterdir()) == [small_disk / "ballast"]
+
+
+def test_an_error_of_the_work_is_no_error_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"^the work's own$"), workplace(tmp_path, "one"):
+        raise OSError("the work's own")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/staging cannot be used: Not a directory"):
+        workplace(tmp_path / "file" / "staging", "two").__enter__()
 
 
 def test_only_what_the_dead_have_left_is_removed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from exactlyonce.cli.main import parser
 from tests.cli.conftest import Command, Orders
 
 SHOW_NOTHING = {
-    "demo", "init", "completion", "broker start", "broker stop", "ui", "mcp", "savepoints delete",
+    "demo", "init", "completion", "broker start", "broker stop", "ui", "mcp", "state serve", "savepoints delete",
     "dead-letters replay", "dead-letters discard", "reset",
     "changes setup", "changes drop",
 }  # fmt: skip

@@ -153,7 +153,7 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), 'configuration property: "linger"'),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--state-memory", "1gb"), "Set state_backend ("),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--from-savepoint", "x"), "(--from-savepoint): it is"),
-        (("savepoint", "a", "--bootstrap-servers", "h:1", "--to", "topic"), "--to: it is neither"),
+        (("savepoint", "a", "--bootstrap-servers", "h:1", "--to", "topic"), "to: it is neither"),
         (("savepoints", "verify", "a", "x"), "N|URL: it is neither"),
         (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write /folder"),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),

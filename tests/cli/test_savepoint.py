@@ -15,13 +15,12 @@ import pytest
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.cli.commands import savepoint
-from exactlyonce.cli.commands.savepoint import _newest
 from exactlyonce.cli.commands.savepoints import as_text
 from exactlyonce.cli.main import main, parser
 from exactlyonce.cli.text import new_namespace
-from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
 from exactlyonce.engines import run_requests
-from exactlyonce.engines.savepoints import retained
+from exactlyonce.engines.savepoints import taking
+from exactlyonce.engines.savepoints.taking import _newest
 from exactlyonce.pipeline.errors import ConfigError
 from tests.cli.conftest import manifest
 
@@ -40,24 +39,24 @@ def history(*, finalized: int) -> History:
 
 def test_only_what_is_finalized_is_exported() -> None:
     """The message on an unfinalized checkpoint says what finishes it."""
-    assert _newest(history(finalized=1), parser().parse_args(EXPORTED)).checkpoint == 1
+    assert _newest(history(finalized=1), exported=True, stop=False).checkpoint == 1
     with pytest.raises(
         ConfigError, match=r"Checkpoint 1 of totals is decided.*`exactlyonce transactions commit totals`"
     ):
-        _newest(history(finalized=0), parser().parse_args(EXPORTED))
+        _newest(history(finalized=0), exported=True, stop=False)
 
 
 @pytest.mark.parametrize("line", [OF_THE_TOPIC, [*EXPORTED, "--stop"], [*OF_THE_TOPIC, "--stop"]], ids=" ".join)
 def test_nobody_takes_one(line: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"totals does not run.* goes on from checkpoint 1\."):
-        _newest(history(finalized=1), parser().parse_args(line))
+        _newest(history(finalized=1), exported="--to" in line, stop="--stop" in line)
 
 
 Taking = Callable[..., Manifest]
 
 
 @pytest.fixture
-def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
+def take_one(monkeypatch: pytest.MonkeyPatch) -> Taking:
     """Has a run take a savepoint for the requests, and export it, as the answers say, to a folder below its URL."""
 
     def prepared(*requests: str, export: Any = None, delete: Any = None) -> Manifest:
@@ -67,14 +66,13 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (run_requests, "savepoint"): lambda *args, **options: taken,
             (run_requests, "delete"): delete or Mock(),
             (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
-            (retained, "open_savepoint"): lambda config, manifest: nullcontext(),
+            (taking, "open_savepoint"): lambda config, manifest: nullcontext(),
+            (taking, "require_place"): lambda url: None,
+            (taking, "export"): export or (lambda contents, url: f"{url}/totals-1-1f2e3d4c"),
+            (taking, "read_history"): lambda *args: history(finalized=1),
         }
         for (module, name), answer in answers.items():
             monkeypatch.setattr(module, name, answer)
-        exported = "exactlyonce.engines.savepoints.exported"
-        monkeypatch.setattr(f"{exported}.require_place", lambda url: None)
-        monkeypatch.setattr(f"{exported}.export", export or (lambda contents, url: f"{url}/totals-1-1f2e3d4c"))
-        monkeypatch.setattr(log_reader, "read_history", lambda *args: history(finalized=1))
         return taken
 
     return prepared
@@ -82,11 +80,11 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
 
 @pytest.mark.parametrize("requests", [("mine",), ("mine", "somebody-else's")], ids=len)
 def test_what_others_have_asked_for_stays(
-    requests: tuple[str, ...], taking: Taking, capsys: pytest.CaptureFixture[str]
+    requests: tuple[str, ...], take_one: Taking, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An export releases the savepoint in the topic, unless somebody else asked for it too."""
     deleted: list[int] = []
-    taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms, note: deleted.append(checkpoint))
+    take_one(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms, note: deleted.append(checkpoint))
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
     shared = len(requests) > 1
     assert deleted == ([] if shared else [1])
@@ -94,20 +92,20 @@ def test_what_others_have_asked_for_stays(
     assert told == ("is kept until `exactlyonce savepoints delete totals 1`" in shown) == shared
 
 
-def test_an_export_that_is_interrupted(taking: Taking, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_that_is_interrupted(take_one: Taking, capsys: pytest.CaptureFixture[str]) -> None:
     """The savepoint never expires, so that it is said which it is, and how it is deleted."""
 
     def interrupted(contents: object, url: str) -> str:
         raise KeyboardInterrupt
 
-    taking("mine", export=interrupted)
+    take_one("mine", export=interrupted)
     assert main(EXPORTED) == 130
     assert "Savepoint 1 was taken, but could not be exported. It is kept until" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [EXPORTED, [*EXPORTED, "--json"]], ids=" ".join)
 def test_an_export_is_named_once_it_is_whole(
-    line: list[str], taking: Taking, capsys: pytest.CaptureFixture[str]
+    line: list[str], take_one: Taking, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its URL is shown before the run is asked to let go of the savepoint, for which one may not wait."""
     shown = []
@@ -116,7 +114,7 @@ def test_an_export_is_named_once_it_is_whole(
         shown.append(capsys.readouterr().out)
         raise KeyboardInterrupt
 
-    taking("mine", delete=delete)
+    take_one("mine", delete=delete)
     with pytest.raises(KeyboardInterrupt):
         savepoint.savepoint(parser().parse_args(line, new_namespace()))
     assert "file:///backups/totals-1-1f2e3d4c" in shown[0]
@@ -129,7 +127,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     """Each try would leave a savepoint else. A place that takes one is left as it was, or made."""
     monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
-    monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))
+    monkeypatch.setattr(taking, "read_history", Mock(side_effect=reached))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made, for a file is where a folder is needed"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/file/kept"]))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+from contextlib import closing
 from typing import NamedTuple
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -11,14 +16,15 @@ import pytest
 from exactlyonce.cli.commands.state import lines, row, table, type_text
 from exactlyonce.cli.main import main
 from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, possible_keys
+from exactlyonce.engines.savepoints.shown_state import OperatorView, key_views
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.shape import describe
 from exactlyonce.pipeline.timers import FOREVER
 from exactlyonce.state.chain import IndexHead
 from exactlyonce.state.slots import GroupTimes
-from exactlyonce.views.state import OperatorView, key_views
-from tests.cli.conftest import Orders, by_customer
+from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.conftest import Orders, by_customer, wait_until
 
 
 class Pair(NamedTuple):
@@ -146,6 +152,49 @@ def test_after_a_run(orders: Orders) -> None:
         ("Its operators with state are: totals.", ("total",)),
     ):
         orders.command.refused(text, "state", "show", orders.name, *arguments)
+
+
+def test_serving(orders: Orders) -> None:
+    orders.ran()
+    serve = ("state", "serve", orders.name)
+    orders.command.refused("beyond this machine", *serve, "--listen", "0.0.0.0:8086")
+    orders.command.refused("--token names the place of the token", *serve, "--token", "secret")
+    orders.command.refused("the environment has no variable NO_SUCH", *serve, "--token", "env:NO_SUCH")
+    orders.command.refused("has no checkpoint", "state", "serve", f"{orders.name}-2")
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = orders.command.start(*serve, "--listen", f"127.0.0.1:{port}")
+    try:
+        assert process.stdout is not None
+        assert f"http://127.0.0.1:{port}/state/OPERATOR/KEY answers for {orders.name}" in process.stdout.readline()
+        with urlopen(f"http://127.0.0.1:{port}/state/totals/c3", timeout=LIMIT_S) as answer:
+            assert json.loads(answer.read())["state"] == 100
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+
+
+def test_serving_beside_a_run(orders: Orders) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def total() -> int | None:
+        """None: the newest checkpoint has none yet."""
+        try:
+            with urlopen(f"http://{address}/state/totals/c3", timeout=LIMIT_S) as answer:
+                return int(json.loads(answer.read())["state"])
+        except HTTPError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    with orders.running("--serve", address) as run:
+        wait_until(lambda: total() == 100)
+        assert run.stop() == 0
+    orders.run_refused("0.0.0.0:8086 is beyond this machine", "--serve", "0.0.0.0:8086")
 
 
 def test_a_key_that_nobody_has() -> None:

@@ -176,6 +176,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "run": {
         "parallelism": 2, "until": "latest", "drain": True, "max_late": 0.25, "standby": True, "ui": "127.0.0.1:8080",
         "metrics": "127.0.0.1:9100", "traces": "http://127.0.0.1:4318", "repair": "halt",
+        "serve": "127.0.0.1:8086", "serve_token": "env:STATE_TOKEN",
         "checkpoint_partitions": 9, "from_savepoint": "s3://bucket/prefix/1", "map": {"sums": "totals"},
         "allow_dropped_state": True, "broker_timeout": "3m", "log_format": "text",
     },

@@ -53,6 +53,25 @@ def test_silent_partitions_hold_back_nothing_and_the_last_window_closes(job_of: 
 
 
 @pytest.mark.exhaustive
+def test_output_that_waits_for_a_silent_partition_says_so(job_of: JobOf) -> None:
+    """Once in the log, and to those who look: which operator, source and partition, and what helps."""
+    job = job_of("event_time_pipelines:counts", "--param", "idle=10m", partitions=2)
+    feed(job, 0, 100, 50_000)
+    run = job.start()
+    note = run.await_event(lambda event: event["event"] == "note" and "waits for source" in event["text"])
+    assert f"operator 'counts' waits for source 'clicks': {job.topic}[1] has had no record for" in note["text"]
+    assert "while another has come to 1970-01-01T00:00:49.899Z. Results wait until one comes, or it is" in note["text"]
+    assert "it is idle: idle='10m'. A shorter EventTime(..., idle=) of the source" in note["text"]
+    named = f"Source 'clicks': {job.topic}[1] has had no record for"
+    assert named in json.loads(job.command("top", job.name, "--json"))["cause"]
+    assert named in " ".join(job.command("doctor", job.name).split())
+    feed(job, 1, 50_000)
+    assert counts(job, 1) == {0: 1}
+    stop(run)
+    assert run.said.count("waits for source") == 1
+
+
+@pytest.mark.exhaustive
 def test_a_pause_of_the_workers_makes_no_partition_idle(job_of: JobOf) -> None:
     """What comes while they are stopped, for longer than `idle`, is in time."""
     job = job_of("event_time_pipelines:counts", "--param", "idle=10s", partitions=2)
@@ -119,7 +138,9 @@ def test_a_run_that_leaves_windows_open_names_the_partition_without_a_record(job
     feed(job, 0, 1_500_000_000, 1_700_000_000)
     said = " ".join(job.finish_here().split())
     assert f"no record has come from {job.topic}[1], so its watermark has not begun" in said
-    assert "the time of its first record is 1970-01-18T08:40:00.000Z: if time= gives seconds, let it give ms" in said
+    assert (
+        f"time= gave 1500000000 ms since 1970 for {job.topic}[0] offset 0, which is 1970-01-18T08:40:00.000Z:" in said
+    )
 
 
 def test_another_window_does_not_go_on_with_the_state_of_the_old_one(job_of: JobOf) -> None:

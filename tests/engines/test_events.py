@@ -127,11 +127,11 @@ def test_which_checkpoints_are_told(then: dict[str, Any], told: bool) -> None:
 
 
 def test_levels() -> None:
-    kinds = ("step", "started", "ended", "note", "taken_over", "failed")
+    kinds = ("step", "started", "running", "ended", "note", "taken_over", "failed")
     told = {
         level: [kind for kind in kinds if Selection(level)({"event": kind})] for level in ("info", "warning", "error")
     }
-    assert told["info"] == ["started", "ended", "note", "taken_over", "failed"]
+    assert told["info"] == ["started", "running", "ended", "note", "taken_over", "failed"]
     assert told["warning"] == ["note", "taken_over", "failed"]
     assert told["error"] == ["taken_over", "failed"]
     with pytest.raises(ConfigError, match="log_level is 'loud': it must be one of debug, info, warning, error"):
@@ -158,6 +158,7 @@ def test_events_in_python(kafka: KafkaCluster, topic_name: str, capfd: pytest.Ca
 
     assert run() == RunResult(topic_name, 1, {"in": {0: 1}})
     assert (told[0]["event"], told[-1]["event"], told[-1]["records_in"]) == ("started", "ended", 1)
+    assert [(told[1][name]) for name in ("event", "incarnation", "checkpoint")] == ["running", 1, 0]
     assert "step" not in {event["event"] for event in told}
     assert len(threads) == 1
     run(log_level="debug")

@@ -23,6 +23,7 @@ from exactlyonce.engines.local.monitoring.serving import (
     STANDBY,
     STUCK_S,
     WAITING,
+    Answer,
     Asked,
     Health,
     Metrics,
@@ -233,3 +234,32 @@ def test_answers_are_neither_embedded_nor_guessed() -> None:
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="write HOST:PORT"):
         listening_at(text)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /live HTTP/1.1\r\nHost: [\r\n\r\n", 403), (b"GET //[ HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nA: b", 400), (b"GET /live HTTP/1.1\r\n \r\nGET /ready HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nA: b\rContent-Length: 30\r\n\r\nGET /ready HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live\r\n\r\n", 400), (b"GET /live HTTP/3\r\n\r\n", 400), (b"POST /live HTTP/1.1\r\n\r\n", 501),
+        (b"GET /live HTTP/1.1\r\nA: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET /live HTTP/1.1\r\n" + b"A: a\r\n" * 200 + b"\r\n", 431),
+        (b"GET /live HTTP/1.1\r\nContent-Length: 30\r\n\r\nGET /ready HTTP/1.1\r\n\r\n", 200),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("often", [False, True])
+def test_requests_that_are_not_served(sent: bytes, status: int, often: bool) -> None:
+    """One answer, and the connection ends: what follows a body that nobody reads is no request."""
+    answers = {"/live": lambda _: Answer(b"lives\n"), "/ready": lambda _: Answer(b"ready\n")}
+    with serving("127.0.0.1", 0, answers, often=often) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(LIMIT_S)
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        got = b""
+        with suppress(ConnectionResetError):  # of what was sent and not read
+            while more := client.recv(1 << 16):
+                got += more
+    assert got.startswith(b"HTTP/1.")
+    assert got.split()[1] == str(status).encode()
+    assert b"ready" not in got

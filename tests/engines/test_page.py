@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from run_figures import CHECKPOINT, LOG, PHASES, progress
 
-from exactlyonce import Count, Pipeline, Tumbling
+from exactlyonce import Count, EventTime, Pipeline, Tumbling
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.messages import WatermarkOf
@@ -160,6 +160,27 @@ def test_the_policy_names_the_one_script_of_the_page(page: Page) -> None:
     assert f"script-src 'sha256-{digest}'" in answer.policy
     assert answer.body.count(b"<script") == 1
     assert re.search(rb"<[^>]*\son\w+=", answer.body.split(b"<script>")[0]) is None
+
+
+def test_a_partition_without_records_that_others_wait_for_is_named(health: Health) -> None:
+    """It is the lowest of those that are not idle, and silent for seconds, of an operator that has got records."""
+    pipeline = Pipeline("counts")
+    lines = pipeline.source("lines", KafkaSource("lines", value=dict[str, int], time=EventTime("at", idle=None)))
+    lines.key_by(len).window(Tumbling("1s")).aggregate("counts", Count()).sink("out", KafkaSink("out"))
+    page = Page(plan(pipeline.build(), 2), health, Clock())
+    resting, silent = WatermarkOf(0, True), WatermarkOf(NO_WATERMARK, False, "lines[1]", 6_000)
+    page.progress(progress(0, 1, watermarks={"lines": WatermarkOf(9_000, False, "lines[0]", 7_000, 9_000)}))
+    page.progress(progress(1, 1, watermarks={"lines": silent}))
+    page.progress(progress(2, 1, watermarks={"lines": resting}))
+    assert page.state().cause == "", "nothing has come to the operator"
+    page.progress(progress(2, 1, watermarks={"lines": resting}, operators={"counts": (0.0, 1)}))
+    assert page.state().cause == (
+        "operator 'counts' waits for source 'lines': lines[1] has had no record for 6.0 s, while another has come to "
+        "1970-01-01T00:00:09.000Z. Results wait until one comes: idle=None. A shorter EventTime(..., idle=) of the "
+        "source ends that sooner"
+    )
+    page.progress(progress(1, 1, watermarks={"lines": WatermarkOf(NO_WATERMARK, False, "lines[1]", 4_000)}))
+    assert page.state().cause == ""
 
 
 def test_who_holds_the_watermark_back(page: Page) -> None:

@@ -130,6 +130,7 @@ def test_an_idle_split_holds_back_nothing_and_follows_the_watermark() -> None:
     times.late([105], [(0, 1)])
     times.rest(splits, [1], 10.0, behind=False)
     assert times.advanced(10.0) is None, "not yet"
+    assert (times.slowest, times.silent_ms(1, 10.0), times.furthest) == (1, 9_000, 102)
     times.rest(splits, [1], 11.0, behind=False)
     assert times.advanced(11.0) == Watermark(102)
     assert times.noted(splits[1]).floor == 103
@@ -311,10 +312,16 @@ def test_what_is_no_fault_of_the_record_is_never_skipped() -> None:
 
 class Click(msgspec.Struct):
     ts: int
+    iso: str = ""
+    maybe: str | None = None
+    seconds: float = 0.0
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "time='at' is no field of Click, which has ts": {"time": "at"},
+    "time='at' is no field of Click, which has ts, iso, maybe, seconds": {"time": "at"},
+    "time='iso' of Click is a str, which is no time: declare it as datetime": {"time": "iso"},
+    "time='maybe' of Click is a str, which is no time: declare it": {"time": "maybe"},
+    "time='seconds' of Click is a float, which is no time: give a function of the record": {"time": "seconds"},
     "time=7 must be the name of a field, a function of a record, or EventTime": {"time": 7},
     "disorder is 'much': write a number with a unit": {"time": EventTime("ts", disorder="much")},
     "idle is '5': write a number with a unit": {"time": EventTime("ts", idle="5")},

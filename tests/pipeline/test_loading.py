@@ -36,6 +36,9 @@ number = 5
 def make_nothing():
     return None
 
+def unannotated():
+    return Pipeline("p")
+
 def fail():
     return {}["missing"]
 """
@@ -108,6 +111,8 @@ def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
         ("absent:pipeline", {}, "there is no module 'absent' in "),
         ("{}.sub:pipeline", {}, "there is no module"),
         ("{}:absent", {}, "has no 'absent'; its pipelines, and functions that return one: .*pipeline"),
+        ("{}:absent", {}, "functions that may return one, though they do not say `-> Pipeline`: unannotated$"),
+        ("{}:make_nothin", {}, r"\(did you mean 'make_nothing'\?\).*`: make_nothing, unannotated$"),
         ("{}:number", {}, "is neither a pipeline nor a function that returns one, but 5"),
         ("{}:pipeline", {"topic": "a"}, "is a pipeline and takes no parameters"),
         ("{}:make", {}, "needs parameter topic; it takes: topic: str, days: float = 1.5"),

@@ -64,7 +64,8 @@ mutant(
 
 @mutant(
     "zombie coordinators are not fenced",
-    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn|which is tombstoned",
+    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn|which is tombstoned|"
+    r"goes back from",
     luck="zombies", first=3,
 )  # fmt: skip
 def _no_fence() -> Iterable[Any]:
@@ -263,7 +264,7 @@ REMOVED = r"stands on block .*, which is removed"
 @in_place_of(FileBlocks, "_put")
 def _not_durable(real: Any, self: Any, put: Any) -> Any:
     with suppress(StorageUnavailable):
-        self._folder.put(str(name_of(put.ref)), put.value, "")
+        self._store.put(str(name_of(put.ref)), put.value, "")
     put.durable = True
     yield from ()
 

@@ -1,4 +1,4 @@
-"""Backfill, catch-up, audit, replay and diff from a program, on the session that it has."""
+"""Backfill, catch-up, audit, replay, diff and savepoint from a program, on the session that it has."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from bounded import Fed, start
 
 from exactlyonce.engines.spark import submit
 from exactlyonce.engines.spark.bounded_work import WorkProgress
 from exactlyonce.engines.spark.submit import StageFailed
-from exactlyonce.pipeline.errors import ConfigError, Unavailable
-from exactlyonce.spark import audit, backfill, catch_up, diff, replay
+from exactlyonce.pipeline.errors import ConfigError, TopicError, Unavailable
+from exactlyonce.spark import audit, backfill, catch_up, diff, replay, savepoint
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ OF_ANOTHER_TYPE: dict[Any, list[dict[str, Any]]] = {
     audit: [{"first": "one"}, {"last": 1.5}, {"shown": 0}, {"ignore_foreign": "yes"}],
     replay: [{"checkpoint": "1"}, {"checkpoint": 1, "into": 7}, {"checkpoint": 1, "sink": b"out"}],
     diff: [{"new": "no_module:new", "to": {"in": {"a": 1}}}, {"new": "no_module:new", "checkpoint": "1"}],
+    savepoint: [{"to": 7}, {"stop": "yes"}, {"timeout": 7}],
 }
 
 
@@ -217,6 +219,40 @@ def test_the_users_traceback_comes_first_after_retries_too(
         )  # fmt: skip
     assert "Spark could not finish" in str(outage.value)
     assert outage.value.facts["operator"] == "map-after-in"
+
+
+def test_a_savepoint(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    """A run takes it, and ends if it is asked to; without a run the newest checkpoint can be exported."""
+    fed = Fed(kafka, topic_name)
+    session: Any = SimpleNamespace(createDataFrame=None)
+    cluster: Any = {"bootstrap_servers": kafka.bootstrap_servers}
+    fed.feed(60)
+    run = start(fed, "bounded_pipelines:broad", "--checkpoint-interval", "200ms")
+    try:
+        run.await_checkpoint()
+        kept = savepoint(session, topic_name, **cluster)
+        assert (kept.pipeline, kept.checkpoint) == (topic_name, max(fed.history().savepoints))
+        assert (kept.url, kept.from_savepoint) == ("", kept.checkpoint)
+        assert (kept.by_run, kept.is_kept, kept.stopped) == (True, True, False)
+        assert sum(kept.offsets["left"].values()) == 60
+        params = {"name": topic_name}
+        last = savepoint(session, "bounded_pipelines:broad", to=tmp_path / "kept", stop=True, params=params, **cluster)
+        assert run.wait() == 0, run.said
+    finally:
+        run.process.kill()
+    assert last.from_savepoint == last.url
+    assert (last.by_run, last.is_kept, last.stopped) == (True, True, True)
+    with pytest.raises(ConfigError, match="does not run, so it cannot take a savepoint"):
+        savepoint(session, topic_name, stop=True, to=tmp_path, **cluster)
+    exported = savepoint(session, topic_name, to=tmp_path / "kept", **cluster)
+    assert (exported.checkpoint, exported.by_run, exported.is_kept) == (last.checkpoint, False, False)
+    assert len({last.url, exported.url}) == len(list((tmp_path / "kept").iterdir())) == 2
+    with pytest.raises(ConfigError, match=r"The pipeline name .* Give its name, or module:pipeline"):
+        savepoint(session, "a b", **cluster)
+    with pytest.raises(ConfigError, match="params= are for a function that returns a pipeline"):
+        savepoint(session, topic_name, params=params, **cluster)
+    with pytest.raises(TopicError, match="has no checkpoints at"):
+        savepoint(session, f"{topic_name}-other", **cluster)
 
 
 def test_speculation_is_refused(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_writing_to_a_store(spark: Any, servers: Any, kafka_of_the_page: KafkaCl
 def test_the_functions_that_read_a_checkpoint_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
     """State has each customer's sum; input and output are as they were then, though the pipeline has gone on."""
     kafka, names = kafka_of_the_page, dict[str, Any]()
-    for block in blocks("python")[4:6]:
+    for block in blocks("python")[4:7]:
         exec(compile(block, "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
     (tmp_path / "orders.py").write_text(blocks("python")[0])
@@ -121,12 +121,13 @@ def test_the_functions_that_read_a_checkpoint_run(spark: Any, kafka_of_the_page:
     run(kafka, tmp_path, "catch-up", "orders:pipeline")
     orders, sums = names["one_cut"](spark, kafka.bootstrap_servers, rows[0].checkpoint)
     assert (orders.count(), sums.count()) == (1000, 1000)
+    assert names["new_totals"](spark, kafka.bootstrap_servers, rows[0].checkpoint).count() == 500
 
 
 def test_going_on_after_another_query(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
     """It begins after the last batch with a commit; the files are as Spark's own source has them, but shorter."""
     kafka, names = kafka_of_the_page, dict[str, Any]()
-    exec(compile(blocks("python")[7], "jobs.py", "exec", dont_inherit=True), names)
+    exec(compile(blocks("python")[8], "jobs.py", "exec", dont_inherit=True), names)
     for folder in ("commits", "offsets"):
         (tmp_path / "old" / folder).mkdir(parents=True)
     ends = []
@@ -151,7 +152,7 @@ def test_reading_typed_records(spark: Any, kafka_of_the_page: KafkaCluster, tmp_
     kafka, module, names = kafka_of_the_page, "orders_of_the_page", dict[str, Any]()
     (tmp_path / f"{module}.py").write_text(blocks("python")[0])
     spark.addArtifacts(str(tmp_path / f"{module}.py"), pyfile=True)
-    source = blocks("python")[6].replace("orders:pipeline", f"{module}:pipeline")
+    source = blocks("python")[7].replace("orders:pipeline", f"{module}:pipeline")
     exec(compile(source, "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
     rows = names["spent"](spark, kafka.bootstrap_servers).collect()

@@ -112,11 +112,16 @@ WRONG = [
     ({"failOnDataLoss": "no"}, "failOnDataLoss is 'no': write true or false"),
     ({"minPartitions": "0"}, "minPartitions is 0: it must be at least 1"),
     ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is not for spark.read: it is for streams"),
+    ({"commitGroupId": "shown"}, "commitGroupId is not for spark.read: it is for streams"),
     ({"asOf": "2026-11-01T00:00:00Z"}, "asOf choose a checkpoint of a pipeline .* name by the option pipeline"),
     ({"pipeline": "orders:pipeline"}, "pipeline: the name of a pipeline"),
     ({"pipeline": "p", "asOf": "2026-11-01T00:00:00"}, "has no time zone"),
     ({"pipeline": "p", "endingOffsets": "latest"}, "at a checkpoint, and endingOffsets elsewhere"),
     ({"pipeline": "p", "failOnDataLoss": "false"}, "leave failOnDataLoss out"),
+    ({"after": "7"}, "after choose a checkpoint of a pipeline .* name by the option pipeline"),
+    ({"pipeline": "p", "after": "newest"}, "after is 'newest': write a whole number"),
+    ({"pipeline": "p", "after": "7", "checkpoint": "7"}, "after is 7, and checkpoint 7: nothing lies between"),
+    ({"pipeline": "p", "after": "7", "startingTimestamp": "1"}, "at a checkpoint, and startingTimestamp elsewhere"),
     ({"kafka.auto.offset.reset": "earliest"}, "auto.offset.reset: exactlyonce sets this itself"),
 ]
 
@@ -140,6 +145,7 @@ def test_what_only_sparks_own_source_has(name: str) -> None:
         ({"maxTriggerDelay": "10s"}, "maxTriggerDelay is the longest wait for minOffsetsPerTrigger. Give both"),
         ({"minOffsetsPerTrigger": "3", "maxTriggerDelay": "10"}, "maxTriggerDelay is '10': write a number with a unit"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, "minOffsetsPerTrigger is 9, more than "),
+        ({"commitGroupId": " "}, "commitGroupId is empty: name the consumer group"),
     ],
 )
 def test_wrong_limits(limits: dict[str, str], message: str) -> None:
@@ -184,6 +190,7 @@ def test_all_options_of_state() -> None:
         ({**STATE, "checkpoint": "2", "asOf": "2026-11-01T00:00:00Z"}, "checkpoint and asOf contradict each other"),
         ({**STATE, "asOf": "yesterday"}, r"asOf is 'yesterday'\. Write one of: a time as"),
         ({**STATE, "operators": "totals"}, "There is no option 'operators' for a read of state. Options are: state, "),
+        ({**STATE, "after": "7"}, "after is for topics: a state is that of one checkpoint, which checkpoint or asOf"),
         ({"state": "order-totals"}, "kafka.bootstrap.servers is not set"),
         ({**STATE, "state": "orders:pipeline"}, "state: the name of a pipeline, .*the option types names the module"),
         ({**STATE, "state": ""}, "state: the name of a pipeline"),
@@ -247,7 +254,7 @@ def test_every_option_of_sparks_own_source_is_compared(table: Callable[..., list
     """And the table of this source's options has all of them."""
     heading = "option of Spark's own Kafka source"
     compared = [name for row in table("docs/spark-jobs.md", heading, "here") for name in names_of(row[heading])]
-    of_topics = set(OPTIONS) - {"types", "params", "mode", "pipeline", "checkpoint", "asOf"}
+    of_topics = set(OPTIONS) - {"types", "params", "mode", "pipeline", "checkpoint", "asOf", "after", "commitGroupId"}
     assert sorted(compared) == sorted({*of_topics, *NOT_HERE, *OF_KAFKA})
     refused = {
         name

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import IntegerType
 from reads import direct, given, make_anew, places, transaction
 from settled import await_readable
+from waiting import until
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -155,6 +158,13 @@ def delete(kafka: Any, name: str) -> None:
     topics.close()
 
 
+def committed(kafka: Any, group: str) -> dict[int, int]:
+    """The offsets of a group by partition, as Kafka's tools see them."""
+    admin = kafka.admin()  # without a name it would end before the answer
+    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(LIMIT_S)
+    return {place.partition: place.offset for place in answer.topic_partitions}
+
+
 def add_partition(kafka: Any, topic: str) -> None:
     kafka.add_partitions(topic, 3)
     kafka.produce(topic, ["in the new partition"], partition=2)
@@ -193,6 +203,30 @@ class TestOffsets:
         assert json.dumps(reader.latestOffset(json.loads(json.dumps(last)), ReadMaxRows(12))) == json.dumps(last)
         assert sizes(reader, last, last) == []
         reader.stop()
+
+    def test_a_group_shows_the_lag(self, kafka: Any, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """A group with members, whose offsets are theirs, is noted once, and stops nothing."""
+        group = f"{topic}-shown"
+        reader = stream(kafka, topic, maxOffsetsPerTrigger="12", commitGroupId=group)
+        first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(12))
+        last = reader.latestOffset(first, ALL)
+        for end in (first, last):
+            reader.latestOffset(end, ALL)
+            assert committed(kafka, group) == {int(place): offset for place, offset in numbers(end, topic).items()}
+        reader.stop()
+        assert capsys.readouterr().err == ""
+        with closing(Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})) as member:
+            member.subscribe([topic])
+            until(lambda: member.poll(0.1) or member.assignment(), told=lambda: "it is no member yet")
+            other = stream(kafka, topic, commitGroupId=group)
+            other.latestOffset(first, ALL)
+            other.latestOffset(last, ALL)
+            other.stop()
+            assert committed(kafka, group) == {0: 20, 1: 10}
+        assert len(re.findall(rf"no offsets are published: .* {group} \(", capsys.readouterr().err)) == 1
+        unnamed = stream(kafka, topic)
+        unnamed.latestOffset(first, ALL)
+        unnamed.stop()
 
     def test_available_now(self, kafka: Any, topic: str) -> None:
         reader = stream(kafka, topic)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
 from pyspark.errors import PySparkException, StreamingQueryException
 from reads import given, make_anew, transaction
 from settled import await_readable
@@ -62,6 +63,10 @@ def test_faults(spark: Any, kafka: Any) -> None:
         with pytest.raises(PySparkException, match=message) as caught:
             load(spark, kafka, "no-such-topic", **options).count()
         assert CANARY not in str(caught.value)
+        first, *rest = str(caught.value).splitlines()
+        assert message in first, "the sentence comes first, after Spark's own words"
+        assert "Traceback" not in str(caught.value)
+        assert len(rest) < 3
 
 
 @pytest.mark.exhaustive
@@ -111,7 +116,11 @@ def test_a_query(spark: Any, kafka: Any, topic_name: str, tmp_path: Path) -> Non
         progress[:] = [each for each in query.recentProgress if each.numInputRows]
         return [each.numInputRows for each in progress]
 
-    assert run(maxOffsetsPerTrigger="12") == [12, 12, 6]
+    group = f"{topic}-shown"
+    assert run(maxOffsetsPerTrigger="12", commitGroupId=group) == [12, 12, 6]
+    admin = kafka.admin()
+    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(LIMIT_S)
+    assert {place.partition: place.offset for place in answer.topic_partitions} == {0: 20, 1: 10}, "of all batches"
     behind = [json.loads(getattr(progress[0].sources[0], name)) for name in ("latestOffset", "endOffset")]
     assert [offset[topic]["offsets"] for offset in behind] == [{"0": 20, "1": 10}, {"0": 7, "1": 5}]
     kafka.produce(topic, ["more"] * 5, partition=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StringType, StructType
 
+from exactlyonce.engines.spark.shown_errors import without_causes
 from exactlyonce.engines.spark.sink import writer
 from exactlyonce.engines.spark.sink.position import SparkJob
 from exactlyonce.engines.spark.sink.writer import BatchWriter, batch_writer
@@ -59,15 +61,29 @@ def test_a_job_that_cannot_begin(
 
 def test_a_commit_that_fails() -> None:
     """The message is the last line, and what led to the error is in none."""
-    lines = shown(lambda: writer.without_causes(failing_with(StoreError)))
+    lines = shown(lambda: without_causes(failing_with(StoreError)))
     assert lines[-1] == f"exactlyonce.pipeline.errors.StoreError: {SAID}"
     assert "hunter2" not in "".join(lines)
+
+
+@pytest.mark.parametrize("simplifies", [True, False])
+def test_the_traceback_of_a_process_of_sparks_is_hidden(monkeypatch: Any, simplifies: bool) -> None:
+    """In a process whose tracebacks Spark shortens, for an error of ours alone."""
+    monkeypatch.setattr("os.environ", {"SPARK_SIMPLIFIED_TRACEBACK": "1"} if simplifies else {})
+    with pytest.raises(InvariantViolation):
+        without_causes(failing_with(InvariantViolation))
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ
+    with pytest.raises(StoreError, match=SAID):
+        without_causes(failing_with(StoreError))
+    assert ("SPARK_HIDE_TRACEBACK" in os.environ) == simplifies
 
 
 def test_an_abort_that_fails(made: BatchWriter, monkeypatch: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """It is told on stderr: raised, it would hide the error with which the job has failed. A defect keeps its trace."""
     monkeypatch.setattr(writer, "with_driver", failing_with(StoreError))
+    monkeypatch.setenv("SPARK_SIMPLIFIED_TRACEBACK", "1")
     made.abort([])
+    assert "SPARK_HIDE_TRACEBACK" not in os.environ, "the process goes on, and a later defect has its traceback"
     assert capfd.readouterr().err == f"exactlyonce, sink totals: behind a failed job: {SAID}\n"
     monkeypatch.setattr(writer, "with_driver", failing_with(InvariantViolation))
     assert "in fail" in "".join(shown(lambda: made.abort([])))

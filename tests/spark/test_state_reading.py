@@ -214,7 +214,7 @@ def test_errors(spark: Any, shop: Shop) -> None:
     shop.run()
     newest = shop.history().checkpoint_latest
     for options, message in (
-        ({"operator": "total"}, "no state of an operator 'total'. Its operators with state are: "),
+        ({"operator": "total"}, "no state of an operator 'total'. Did you mean totals. Its operators with state are: "),
         ({"operator": ""}, "operator is not set. Name the operator whose state is to be read, one of "),
         ({"checkpoint": newest + 5}, f"has no checkpoint {newest + 5}. It has .*{newest}"),
         ({"checkpoint": 0}, "operator is not set|Checkpoint 0 has no state of an operator 'totals'"),
@@ -260,7 +260,9 @@ def test_a_damaged_block(shop: Shop, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_frames_become_state(spark: Any, shop: Shop, tmp_path: Path) -> None:
-    """A savepoint of two operators, written from DataFrames, has their rows, and a run goes on from them."""
+    """A savepoint of two operators, written from DataFrames, has their rows, and a run goes on from them. What is read
+    of these can be written as it is, for another pipeline."""
+    shop.kafka.create_topic(f"{shop.name}-2-orders", partitions=2)
     totals = spark.createDataFrame(
         [(f"c{number}", (number, [number])) for number in range(5)], "key string, state struct<sum:int,last:array<int>>"
     )
@@ -275,3 +277,12 @@ def test_frames_become_state(spark: Any, shop: Shop, tmp_path: Path) -> None:
     shop.run("--from-savepoint", url)
     assert [state for key, state, *_ in shop.shown("totals") if key == "c4"] == [{"sum": 6, "last": [4, 2]}]
     assert [shown[:2] for shown in shop.shown("counts")] == [(0, 0), (1, 10), (2, 21)]
+    before = shop.shown("totals")
+    read = {name: load(spark, shop.options(operator=name, keyType="str" if name == "totals" else "int"))
+            for name in ("totals", "counts")}  # fmt: skip
+    again = write_state(
+        make(f"{shop.name}-2"), read, to=str(tmp_path), offsets=json.dumps({f"{shop.name}-2-orders": {"0": 0, "1": 0}}),
+        bootstrap_servers=shop.kafka.bootstrap_servers,
+    )  # fmt: skip
+    found = rows(load(spark, {"state": again, "operator": "totals"}))
+    assert [row[:3] for row in found] == [row[:3] for row in before], "a read of state becomes that state"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.state.backend import CheckpointedState, StateBackend, Table
 from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.key_groups import Merging, Parts
 from exactlyonce.state.rocksdb.backend import RocksDBBackend
 from exactlyonce.state.stored import Fetch
 from exactlyonce.testing.state_contract.memory import StateBlocks
@@ -55,6 +56,23 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     yield make
     for each in made:
         each.close()
+
+
+def choose_often(merging: Merging, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> dict[int, int | None]:
+    """Images at every other checkpoint, whole and in parts: most histories are too short for `Merging.choose`."""
+    chosen: dict[int, int | None] = {}
+    for group, states in tables.items():
+        turn, begun = (checkpoint + group) % 3, group in merging.parts
+        if begun or turn == 1 or (turn == 2 and len(states) > 2):
+            chosen[group] = 2 if turn != 1 and checkpoint % 7 else None
+            if chosen[group]:
+                merging.parts.setdefault(group, Parts(checkpoint))
+    return chosen
+
+
+@pytest.fixture
+def images_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Merging, "choose", choose_often)
 
 
 Restore = Callable[..., Table[Any]]

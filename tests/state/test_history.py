@@ -8,7 +8,7 @@ restores to what the dict was at its barrier, from no other blocks than those th
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,9 @@ from exactlyonce.state.backend import CheckpointedState, Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.chain import decode_index
 from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
-from exactlyonce.state.key_groups import CYCLE_MAX, RATIO, Merging, group_range, mask_of, subtask_of
+from exactlyonce.state.key_groups import CYCLE_MAX, PART_ENTRIES, RATIO, Merging, group_range, mask_of, subtask_of
 from exactlyonce.state.stored import StoredState
+from tests.state.conftest import choose_often
 
 MAX_PARALLELISM = 4
 GROUPS = range(MAX_PARALLELISM)
@@ -74,10 +75,6 @@ def _of(model: dict[bytes, Any], groups: Collection[int]) -> dict[bytes, Any]:
     return {key: state for key, state in model.items() if key_group(key, MAX_PARALLELISM) in groups}
 
 
-def _choose_often(merging: Merging, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> set[int]:
-    return {group for group in tables if (checkpoint + group) % 2}
-
-
 class Histories(RuleBasedStateMachine):
     """One operator of a job: its subtasks' tables, and its checkpoints."""
 
@@ -89,7 +86,7 @@ class Histories(RuleBasedStateMachine):
         self.sizes = interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST
         self.choose = Merging.choose
         interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST = 3, 60, 2
-        Merging.choose = _choose_often  # type: ignore[assignment,method-assign]  # histories are too short for its own policy
+        Merging.choose = choose_often  # type: ignore[assignment,method-assign]  # histories are too short for its own policy
 
     def teardown(self) -> None:
         interval.SLICE_ENTRIES, blocks.RAW_TARGET, interval._ENTRIES_AT_FIRST = self.sizes
@@ -263,12 +260,23 @@ def _run(sizes: Sizes, changes_per_checkpoint: list[dict[int, int]]) -> tuple[in
     merging, imaged, per_checkpoint = Merging(), 0, []
     for checkpoint, changes in enumerate(changes_per_checkpoint, 1):
         chosen = merging.choose(checkpoint, sum(changes.values()), sizes)
-        for group in chosen:
-            merging.imaged(group)
-        for group in changes.keys() - chosen:
+        images, written = chosen.keys() - merging.parts.keys(), 0
+        for group, part in chosen.items():
+            if group in images:
+                merging.imaged(group)
+                written += len(sizes[group])
+            else:
+                entries = min(part or len(sizes[group]), len(sizes[group]) - sum(merging.parts[group].rest or []))
+                merging.parts[group].rest = [*(merging.parts[group].rest or []), entries]
+                merging.incremented(group, checkpoint, entries)
+                written += entries
+        for group in changes.keys() - images:
             merging.incremented(group, checkpoint, changes[group])
-        per_checkpoint.append(sum(len(sizes[group]) for group in chosen))
-        imaged += per_checkpoint[-1]
+        for group in chosen.keys() - images:
+            if sum(merging.parts[group].rest) == len(sizes[group]):
+                merging.joined(group)
+        per_checkpoint.append(written)
+        imaged += written
     return imaged, per_checkpoint, merging
 
 
@@ -289,6 +297,28 @@ def test_steady_changes_are_merged_without_spikes() -> None:
     assert sum(steady) / len(steady) <= 128 * 160 / RATIO * 1.01
     assert max(steady) <= 2 * 8_000
     assert min(merging.oldest.values()) > 600 - CYCLE_MAX
+
+
+def test_large_key_groups_are_merged_in_parts() -> None:
+    sizes = Sizes({group: range(80_000) for group in range(64)})
+    _, per_checkpoint, merging = _run(sizes, [dict.fromkeys(range(64), 400)] * 600)
+    assert max(per_checkpoint[300:]) <= 64 * 80_000 / CYCLE_MAX + PART_ENTRIES, "never a whole one"
+    assert min(merging.oldest.values()) > 600 - 1.1 * CYCLE_MAX
+
+
+def test_processes_that_live_shortly_write_no_parts() -> None:
+    """Each would lose them."""
+    sizes, credit = Sizes({group: range(80_000) for group in range(8)}), 0.0
+    old = dict.fromkeys(sizes, 1)
+    for checkpoint in range(100, 400, 2):
+        merging = Merging(credit)
+        merging.entries, merging.oldest = dict.fromkeys(sizes, 1_000), old.copy()
+        for each in (checkpoint, checkpoint + 1):
+            for group in (chosen := merging.choose(each, 10, sizes)):
+                old[group] = each
+            assert not any(chosen.values())
+        credit = merging.credit
+    assert min(old.values()) > 400 - 1.1 * CYCLE_MAX
 
 
 def test_rare_changes_are_merged_by_age() -> None:

@@ -93,7 +93,7 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
 ) -> None:
     monkeypatch.setattr(interval, "PART_ENTRIES", part)
     monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
-    monkeypatch.setattr(Merging, "choose", lambda *_: merged)
+    monkeypatch.setattr(Merging, "choose", lambda *_: dict.fromkeys(merged))
     keys = [canonical_key(number) for number in range(40)]
     for instant in range(60):
         table: KeyedTable[Any] = KeyedTable(

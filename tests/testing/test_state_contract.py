@@ -122,7 +122,8 @@ MUTANTS = {
     "a savepoint is an increment": Mutant(
         KeyedTable, "freeze", lambda self, *given, whole: FREEZE(self, *given), "a_savepoint", "has no older block"),
     "every snapshot is whole": Mutant(
-        Merging, "choose", lambda self, checkpoint, changed, tables: set(tables), "increments", "relative to its base"),
+        Merging, "choose", lambda self, checkpoint, changed, tables: dict.fromkeys(tables),
+        "increments", "relative to its base"),
     "increments are not read":
         Mutant(StoredState, "read", _images_alone, "increments", "An increment belongs to its image"),
     "all key groups are read": Mutant(

@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.commits.stores import ledger_of, named_ledger, posit
 from exactlyonce.checkpoint.kept_blocks import when_given_up
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, SourceOffset
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import TxnState
 from exactlyonce.connectors.kafka import group_offsets
@@ -48,11 +48,12 @@ from exactlyonce.engines.external_checks.preflight import (
 from exactlyonce.engines.pending_output import GONE, unfinalized_committables
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, Halt, TopicError, UserError
+from exactlyonce.pipeline.event_time import NO_FLOOR
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.views import rights
-from exactlyonce.views.checkpoints import BlockSurvey, needed_blocks, survey
+from exactlyonce.views.checkpoints import BlockSurvey, awaited_partitions, needed_blocks, survey
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings, Subject
 from exactlyonce.views.rights import CLUSTER, GROUP, Right, rights_of
 
@@ -312,6 +313,27 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
             with findings.checking(f"what checkpoints need of {name}"):
                 there = Topic(name, known.topic_id, len(known.replicas))
                 _unread(subject, subject.newest, topics, there, name, findings)
+    _silence(subject, topics, findings)
+
+
+def _silence(subject: Subject, topics: Topics, findings: Findings) -> None:
+    """Name the partitions without records that results by event time wait for, while the pipeline runs."""
+    manifests = subject.history.retained if subject.history is not None and subject.sign_of_life else ()
+    if not manifests or all(offset.floor == NO_FLOOR for offset in manifests[-1].offsets):
+        return
+
+    def at_end(position: SourceOffset) -> bool:
+        at = position.in_cluster
+        return at is not None and topics.end_offsets(at.topic, committed=True).get(at.partition) == at.offset
+
+    with findings.checking("partitions that event time waits for"):
+        groups = subject.graph.time_groups if subject.graph is not None else {}
+        for awaited in awaited_partitions(manifests, at_end, groups):
+            findings.add(
+                "inputs", awaited.text(subject.now_ms), level=NOTE,
+                do="give its EventTime an idle= shorter than that, or let its producer send: docs/event-time.md, "
+                "Choosing disorder and idle",
+            )  # fmt: skip
 
 
 def _check_outputs(newest: Manifest, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:

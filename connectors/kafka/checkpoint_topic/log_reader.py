@@ -54,7 +54,8 @@ class LogFollower:
     def __init__(self, config: ClientConfig, pipeline: str) -> None:
         self._pipeline, self._topic = pipeline, checkpoint_topic(pipeline)
         self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
-        self._topic_id = ""
+        self.topic: TopicInfo | None = None
+        """Of the last look."""
         self._end = 0
         self._history = History(pipeline)
 
@@ -76,7 +77,7 @@ class LogFollower:
     def has_news(self) -> bool:
         """Whether the topic of the last look has more decisions. False also if that cannot be asked: a look tells."""
         try:
-            return bool(self._topic_id) and stable_end(self._topics, self._topic) != self._end
+            return self.topic is not None and stable_end(self._topics, self._topic) != self._end
         except (BrokerUnavailable, TopicError):
             return False
 
@@ -86,12 +87,12 @@ class LogFollower:
     def _read(self, topic: TopicInfo) -> History:
         """The decisions in *topic*. It raises one of several errors if the topic is deleted meanwhile."""
         end = stable_end(self._topics, self._topic)
-        if topic.topic_id != self._topic_id:
+        if topic != self.topic:
             read = read_log(self._topics, self._topic, end)
             self._history = history_of(self._pipeline, self._topic, read)
         elif end > self._end:
             take_in(self._history, read_log(self._topics, self._topic, end, self._end))
-        self._topic_id, self._end = topic.topic_id, end
+        self.topic, self._end = topic, end
         return self._history
 
 

@@ -18,6 +18,7 @@ A lane is an output partition where `Manifest.outputs_by_partition` has the sink
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import struct
@@ -568,7 +569,8 @@ def _access(location: str, done: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _problem(location, done, error.strerror or str(error)) from None
+        remedy = _MORE_ROOM if error.errno in _FULL else _ONE_FOLDER
+        raise _problem(location, done, error.strerror or str(error), remedy) from None
 
 
 def _damaged(place: StagedRange) -> ConfigError:
@@ -579,11 +581,18 @@ def _unreadable(place: StagedRange, why: str) -> ConfigError:
     return _problem(place.location, "read whole", why)
 
 
-def _problem(location: str, done: str, why: str) -> ConfigError:
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ONE_FOLDER = (
+    "Every executor must see the folder of --staging under the same name: give one on shared storage, HDFS or S3, with "
+    "room for the input of a chunk."
+)
+_MORE_ROOM = "Make room in the folder of --staging, give another one, or take smaller chunks (--chunk-records)."
+
+
+def _problem(location: str, done: str, why: str, remedy: str = _ONE_FOLDER) -> ConfigError:
     return ConfigError(
-        f"The staged file {location} cannot be {done}: {why}. Every executor must see the folder of --staging under "
-        f"the same name: give one on shared storage, HDFS or S3, with room for the input of a chunk. Nothing of this "
-        f"checkpoint is visible, and nothing is lost."
+        f"The staged file {location} cannot be {done}: {why}. {remedy} Nothing of this checkpoint is visible, and "
+        f"nothing is lost."
     )
 
 

@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.source import LogRead
 from exactlyonce.engines.local.messages import Progress, WatermarkOf, records_unread
 from exactlyonce.engines.local.monitoring.serving import POLICY, Answer, Asked, Health, Paths
-from exactlyonce.engines.local.reporting import Reporter
+from exactlyonce.engines.local.reporting import Reporter, silent_partitions
 from exactlyonce.engines.pending_output import WaitingLook, WaitingOutput
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline import shape
@@ -294,7 +294,7 @@ class Page(Reporter):
         self._waiting = waiting
         self._pipeline, self._parallelism = plan.graph.pipeline_id, plan.parallelism
         self._health, self._clock = health, clock
-        self._graph = list(drawn(plan))
+        self._graph, self._logical = list(drawn(plan)), plan.graph
         self._subtasks = [(task.name, subtask) for task in plan.tasks for subtask in range(plan.parallelism)]
         self._lock = threading.Lock()
         self._state = ""
@@ -433,6 +433,9 @@ class Page(Reporter):
         for log in self._logs():
             if log.problem:
                 return f"source {log.source!r}: {log.problem}"
+        newest = [figures.newest for figures in self._workers.values()]
+        if silent := next(silent_partitions(self._logical, newest), None):
+            return silent.text
         if not well and (recent := self._recent_note()):
             return recent
         if self._asks is not None:

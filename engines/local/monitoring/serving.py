@@ -25,7 +25,11 @@ class Asked(NamedTuple):
     """A request."""
 
     query: Mapping[str, str]
-    accept: str
+    accept: str = ""
+    """Its header of that name."""
+    url: str = ""
+    """As it was written, without the host."""
+    authorization: str = ""
     """Its header of that name."""
 
 
@@ -37,7 +41,7 @@ class Answer(NamedTuple):
 
 
 Paths = Mapping[str, Callable[[Asked], Answer]]
-"""What answers, by path. Called on any thread."""
+"""What answers, by path; a path that ends with /* answers all below it. Called on any thread."""
 
 
 STANDBY, WAITING = "standby", "waiting"

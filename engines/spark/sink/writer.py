@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.errors import PySparkPicklingError
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from exactlyonce.engines.spark.shown_errors import hide_traceback, without_causes
 from exactlyonce.engines.spark.sink.driver import SinkDriver, with_driver
 from exactlyonce.engines.spark.sink.options import REPEATABLE, SinkOptions, parse_sink_options
 from exactlyonce.engines.spark.sink.position import SparkJob
@@ -61,6 +62,7 @@ class FormatWriter(ABC):
             except InvariantViolation:
                 raise
             except ExactlyOnceError as error:
+                hide_traceback()
                 raise JobNotBegun(str(error)) from None
         return dict(self.__dict__)
 
@@ -71,7 +73,7 @@ class FormatWriter(ABC):
     def abort_job(self) -> None:
         """End the leftovers of a failed job. A failure goes to stderr: Spark would show it in place of the job's."""
         try:
-            self.ask_driver(lambda driver: driver.abort())
+            with_driver(self.options, lambda driver: driver.abort())
         except InvariantViolation:
             raise
         except ExactlyOnceError as error:
@@ -101,16 +103,6 @@ class FormatWriter(ABC):
                 "the failed attempt would hold readers back. Set spark.speculation to false."
             )
         return write_task(self.options, self.assignment, job, partition, attempt, iterator)
-
-
-def without_causes(use: Callable[[], R]) -> R:
-    """The result of *use*. An error of ours loses its causes; a defect keeps them."""
-    try:
-        return use()
-    except InvariantViolation:
-        raise
-    except ExactlyOnceError as error:
-        raise error.with_traceback(None) from None
 
 
 def flushed_of(messages: Sequence[WriterCommitMessage | None]) -> list[Flushed]:

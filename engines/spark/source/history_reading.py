@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
+from exactlyonce.engines.spark.shown_errors import shown_alone
 from exactlyonce.engines.spark.source.read_options import HistoryOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.windows import moment
@@ -50,6 +51,7 @@ class HistoryReader(DataSourceReader):
             raise ConfigError(f"The schema is {SCHEMA.simpleString()}. Leave .schema(...) out, and use select.")
         self._options = options
 
+    @shown_alone
     def partitions(self) -> Sequence[InputPartition]:
         config = self._options.client()
         config.check()

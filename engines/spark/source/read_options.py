@@ -27,9 +27,12 @@ START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 TOPICS = ("subscribe", "subscribePattern", "assign")
 """The options that name topics: one of them is given."""
-CUT = ("pipeline", "checkpoint", "asOf")
-"""The options that choose a checkpoint, up to which topics are read."""
-BATCH_ONLY, STREAM_ONLY = (*END, *CUT), ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+CUT = ("pipeline", "checkpoint", "asOf", "after")
+"""The options that choose checkpoints, up to which, and after which, topics are read."""
+AFTER = "after"
+BATCH_ONLY, STREAM_ONLY = (
+    (*END, *CUT), ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitGroupId")
+)  # fmt: skip
 TYPES_ONLY = ("params", "mode")
 OPTIONS = (
     *TOPICS, *START, *END, *CUT, "failOnDataLoss", "includeHeaders", *STREAM_ONLY, "minPartitions", "types", *TYPES_ONLY
@@ -39,7 +42,10 @@ NOT_HERE = {
         "a time after the last record of a partition is its end, as if its value were latest; leave it out"
     ),
     "maxRecordsPerPartition": "minPartitions reads large partitions by several tasks",
-    "groupIdPrefix": "no offsets are committed; kafka.group.id names the group, if the cluster wants a certain one",
+    "groupIdPrefix": (
+        "no group is made up; kafka.group.id names it, if the cluster wants a certain one, and commitGroupId names the "
+        "one that shows the lag of a stream"
+    ),
     "kafkaConsumer.pollTimeoutMs": "a task waits a minute for the next record; leave it out",
     "fetchOffset.numRetries": "questions for offsets are repeated for ten seconds; leave it out",
     "fetchOffset.retryIntervalMs": "questions for offsets are repeated for ten seconds; leave it out",
@@ -90,6 +96,8 @@ class CutOptions:
     checkpoint: int | None
     moment: datetime | None
     """The newest one that was complete then. Without both, the newest."""
+    after: int | None
+    """The checkpoint after which the read begins; None: it begins as any other."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,8 @@ class ReadOptions(ClientOptions):
     offsets_per_trigger_min: int | None
     trigger_delay_max_ms: int
     """The wait of fewer offsets than the least."""
+    commit_group: str
+    """The group to which a stream commits the offsets of finished batches; empty: none."""
     types: str
     """`module:attribute` of a pipeline whose sources have the types of the topics; empty: keys and values are bytes."""
     params: Mapping[str, str]
@@ -146,6 +156,7 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
         offsets_per_trigger_max=count(options, "maxOffsetsPerTrigger"),
         offsets_per_trigger_min=count(options, "minOffsetsPerTrigger"),
         trigger_delay_max_ms=duration_ms(options.get("maxtriggerdelay", TRIGGER_DELAY_DEFAULT), "maxTriggerDelay"),
+        commit_group=options.get("commitgroupid", "").strip(),
         types=options.get("types", ""),
         params=_params(options.get("params", "{}")),
         mode=_mode(options.get("mode", Mode.FAILFAST.value)),
@@ -154,6 +165,8 @@ def parse_read_options(given: Mapping[str, str], *, streaming: bool | None = Non
     )
     if parsed.offsets_per_trigger_min is None and "maxtriggerdelay" in options:
         raise ConfigError("maxTriggerDelay is the longest wait for minOffsetsPerTrigger. Give both, or leave it out.")
+    if "commitgroupid" in options and not parsed.commit_group:
+        raise ConfigError("commitGroupId is empty: name the consumer group that is to show the lag, or leave it out.")
     if not parsed.types and (useless := [name for name in TYPES_ONLY if name in options]):
         raise ConfigError(f"{useless[0]} is for a read by types. Leave it out, or give types.")
     _refuse_impossible(parsed, streaming)
@@ -176,7 +189,12 @@ def _cut(options: Mapping[str, str]) -> CutOptions | None:
         raise ConfigError(f"pipeline ends the read at a checkpoint, and {ends[0]} elsewhere. Keep one of them.")
     if not flag(options, "failOnDataLoss", True):
         raise ConfigError("pipeline asks for all records of a checkpoint: leave failOnDataLoss out.")
-    return CutOptions(pipeline, checkpoint, moment)
+    after = number(AFTER, options[AFTER]) if AFTER in options else None
+    if after is not None and (starts := [name for name in START if name.lower() in options]):
+        raise ConfigError(f"after begins the read at a checkpoint, and {starts[0]} elsewhere. Keep one of them.")
+    if after is not None and checkpoint is not None and after >= checkpoint:
+        raise ConfigError(f"after is {after}, and checkpoint {checkpoint}: nothing lies between. Give an older after.")
+    return CutOptions(pipeline, checkpoint, moment, after)
 
 
 def _checkpoint(options: Mapping[str, str]) -> tuple[int | None, datetime | None]:
@@ -395,6 +413,12 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     client = client_settings_in(options)
     where = options[STATE].strip()
     exported = is_url(where) or where.startswith("/")
+    if AFTER in options:
+        raise ConfigError(
+            f"{AFTER} is for topics: a state is that of one checkpoint, which checkpoint or asOf names. Leave it out; "
+            f"what has changed since then are the records that the pipeline has written: read them by pipeline and "
+            f"{AFTER}, or compare two reads of state."
+        )
     _refuse_unknown(options, STATE_OPTIONS, " for a read of state")
     if exported:
         misplaced = [name for name in IN_TOPIC_ONLY if name.lower() in options]

@@ -5,17 +5,19 @@ that no range ends within an open transaction; missing records are an error, or 
 (`failOnDataLoss` false). A task reads exactly its range, of the topic with the id that the driver saw; rows of a task
 have the order of their partition, and none across tasks. A stream's offset names each topic's id and the start of the
 next batch by partition, in one canonical order, because Spark compares texts; a repeated batch has the same ranges; an
-added topic or partition is read from its beginning, and one that is left out keeps its place.
+added topic or partition is read from its beginning, and one that is left out keeps its place. Offsets of a consumer
+group only show how far a stream is: nothing reads them back, and a broker that refuses them stops nothing.
 
-`Cut` is the part of a topic that belongs to a checkpoint: input up to Sn, output of it and those before. Invariants:
-the checkpoint is chosen once, and its output is committed as a whole, below the ends of the topics. These are asked for
+`Cut` is the part of a topic that belongs to a checkpoint: input up to Sn, output of it and those before. With `after`
+the cut of an older checkpoint is taken away, so that the older cut and the rest have each record once. Invariants: the
+checkpoints are chosen once, and their output is committed as a whole, below the ends of the topics. These are asked for
 before the writers of later checkpoints, so that a transaction that was committed below them is known as a later one, or
 is none.
 """
 
 from __future__ import annotations
 
-import gc
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from confluent_kafka import KafkaException
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -34,17 +37,21 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest, SourceOffset
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import RangeGone
+from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.connectors.kafka.topics import EARLIEST, LATEST, Topic, Topics
-from exactlyonce.connectors.kafka.visible import scan_to_cut, visible_runs
+from exactlyonce.connectors.kafka.visible import CutScan, Scan, scan_to_cut, visible_runs
 from exactlyonce.engines.bounded.audit import claims_of
 from exactlyonce.engines.bounded.unit.visible_lanes import Claim
-from exactlyonce.engines.savepoints.retained import chosen_checkpoint
+from exactlyonce.engines.processes import not_collecting
+from exactlyonce.engines.savepoints.contents import origin_in_topic
+from exactlyonce.engines.savepoints.retained import choose_checkpoint, chosen_checkpoint
+from exactlyonce.engines.spark.shown_errors import shown_alone
 from exactlyonce.engines.spark.source.read_options import Bound, CutOptions, ReadOptions
 from exactlyonce.engines.spark.source.record_columns import RecordColumns
 from exactlyonce.engines.system_clock import SystemClock
@@ -63,7 +70,7 @@ CHOICES = "Give offsets that are there, or failOnDataLoss=false to read what is 
 
 @dataclass(frozen=True)
 class LaterOutput:
-    """The output of later checkpoints, which may lie among the output of the checkpoint that is read."""
+    """The output after a checkpoint, which may lie among the output up to it."""
 
     first: int
     """No record of it, and of no open transaction, is before this offset."""
@@ -83,7 +90,9 @@ class Range:
     start: int
     end: int
     later: LaterOutput | None = None
-    """None: all committed records are read."""
+    """The output that is left out at the end; None: all committed records are read."""
+    after: LaterOutput | None = None
+    """The output to which the read is limited; None: it begins with the first record. Not without `later`."""
 
     @property
     def size(self) -> int:
@@ -256,14 +265,14 @@ def require_same_topic(now: TopicContents | Topic, topic_id: str) -> None:
 
 
 class Cut:
-    """A checkpoint of a pipeline. Made before the topics are looked at."""
+    """The records up to a checkpoint of a pipeline: all, or those after another one. Made before the topics are looked
+    at."""
 
     def __init__(self, config: ClientConfig, options: CutOptions) -> None:
         self._config, self._pipeline = config, options.pipeline
         history = read_history(config, options.pipeline)
         self._manifest = self._chosen(history, options)
-        self._inputs = {read.topic for read in self._manifest.in_cluster}
-        self._outputs = {output.topic for output in self._manifest.sinks}
+        self._after = None if options.after is None else self._beginning(history, options.after)
 
     def _chosen(self, history: History, options: CutOptions) -> Manifest:
         newest_whole = max(history.finalized, default=None)
@@ -277,50 +286,103 @@ class Cut:
             )
         return manifest
 
+    def _beginning(self, history: History, number: int) -> Manifest:
+        """Checkpoint *number*, from which the pipeline has gone on, without going back, to the chosen one."""
+        after, end = choose_checkpoint(history, number), self._manifest.checkpoint
+        if number > end:
+            raise ConfigError(f"after is {number}, and topics are read up to checkpoint {end}. Name an older one.")
+        for manifest in _between(history, after, self._manifest):
+            if manifest.kind == RESTORED and manifest.origin != origin_in_topic(manifest.previous):
+                raise ConfigError(
+                    f"Checkpoint {manifest.checkpoint} of {self._pipeline} was restored from {manifest.origin}, so "
+                    f"what was read and written since checkpoint {number} is no single interval. Name checkpoint "
+                    f"{manifest.checkpoint} or a later one by after, or an older one than it by checkpoint."
+                )
+        return after
+
+    @property
+    def _ends(self) -> tuple[Manifest, ...]:
+        return (self._manifest,) if self._after is None else (self._after, self._manifest)
+
     def ranges(self, wanted: Sequence[Range], now: Mapping[str, TopicContents], topics: Topics) -> list[Range]:
-        """The parts of *wanted*, which are of the topics *now*, that belong to the checkpoint."""
-        outputs = sorted({range_.topic for range_ in wanted} & self._outputs)
+        """The parts of *wanted*, which are of the topics *now*, that belong to the interval."""
+        outputs = sorted({range_.topic for range_ in wanted} & _outputs(self._manifest))
         ends = {name: topics.end_offsets(name, committed=False) for name in outputs}
-        later = self._later_claims() if outputs else []  # after the ends: a commit below them is known
+        later: list[list[Claim]] = []
+        if outputs:  # after the ends: a commit below them is known
+            history = read_history(self._config, self._pipeline)
+            later = [self._claims_after(history, end.checkpoint) for end in self._ends]
+            self._require_same_outputs(history, now, outputs)
         return [
             self._output(range_, now[range_.topic], ends[range_.topic][range_.partition], later)
-            if range_.topic in self._outputs
+            if range_.topic in outputs
             else self._input(range_, now[range_.topic])
             for range_ in wanted
         ]
 
     def require_known(self, names: Sequence[str]) -> None:
         """Raise ConfigError for a topic that the pipeline does not have, or both reads and writes."""
-        for name in names:
-            if name in self._inputs and name in self._outputs:
-                raise ConfigError(f"{self._pipeline} reads {name!r} and writes to it: no part is of one checkpoint.")
-            if name not in self._inputs | self._outputs:
-                raise ConfigError(
-                    f"{self._pipeline} has no topic {name!r} at checkpoint {self._manifest.checkpoint}. It reads "
-                    f"{', '.join(sorted(self._inputs)) or 'none'}, and writes exactly once to "
-                    f"{', '.join(sorted(self._outputs)) or 'none'}."
-                )
+        for end in self._ends:
+            inputs, outputs = {read.topic for read in end.in_cluster}, _outputs(end)
+            for name in names:
+                if name in inputs and name in outputs:
+                    raise ConfigError(
+                        f"{self._pipeline} reads {name!r} and writes to it: no part is of one checkpoint."
+                    )
+                if name not in inputs | outputs:
+                    raise ConfigError(
+                        f"{self._pipeline} has no topic {name!r} at checkpoint {end.checkpoint}. It reads "
+                        f"{', '.join(sorted(inputs)) or 'none'}, and writes exactly once to "
+                        f"{', '.join(sorted(outputs)) or 'none'}."
+                    )
 
     def _input(self, wanted: Range, topic: TopicContents) -> Range:
-        """*wanted* up to Sn; a partition that was added later has nothing."""
-        own = [read for read in self._manifest.in_cluster if read.topic == wanted.topic]
-        require_same_topic(topic, own[0].topic_id)
-        end = max((read.offset for read in own if read.partition == wanted.partition), default=0)
-        return replace(wanted, end=max(wanted.start, end))
+        """*wanted* up to Sn, from that of `after` on; a partition that was added later has nothing."""
+        end = _next_offset(self._manifest, topic, wanted.partition)
+        if self._after is None:
+            return replace(wanted, end=max(wanted.start, end))
+        begin = _next_offset(self._after, topic, wanted.partition)
+        if end < begin:
+            raise ConfigError(
+                f"{self._pipeline} was at offset {begin} of {wanted.topic}[{wanted.partition}] at checkpoint "
+                f"{self._after.checkpoint}, and at offset {end} at checkpoint {self._manifest.checkpoint}: it went "
+                f"back between them. Name another checkpoint by after."
+            )
+        if begin < min(wanted.start, end):
+            raise self._gone(wanted, begin)
+        start = max(wanted.start, begin)
+        return replace(wanted, start=start, end=max(start, end))
 
-    def _output(self, wanted: Range, topic: TopicContents, log_end: int, later: Sequence[Claim]) -> Range:
-        """*wanted*, to the end of the log, with the writers after the cut.
+    def _output(self, wanted: Range, topic: TopicContents, log_end: int, later: Sequence[Sequence[Claim]]) -> Range:
+        """*wanted*, to the end of the log, with the writers after the checkpoints."""
+        *after, end = (self._later(wanted, topic, log_end, claims) for claims in later)
+        if not after:
+            return replace(wanted, end=max(log_end, wanted.start), later=end)
+        own = (claim for claim in later[0] if claim.place == (wanted.topic, wanted.partition))
+        firsts = [claim.first_offset for claim in own if claim.writer not in end.writers and not claim.given_up]
+        if min(firsts, default=wanted.start) < wanted.start:
+            raise self._gone(wanted, min(firsts))
+        return replace(wanted, start=after[0].first, end=max(log_end, after[0].first), later=end, after=after[0])
+
+    def _later(self, wanted: Range, topic: TopicContents, log_end: int, claims: Sequence[Claim]) -> LaterOutput:
+        """The transactions of *claims* in the partition of *wanted*.
 
         They have no record before their first one, before the stable end, and before the log's own beginning.
         """
-        own = [claim for claim in later if claim.place == (wanted.topic, wanted.partition)]
+        own = [claim for claim in claims if claim.place == (wanted.topic, wanted.partition)]
         first = max(topic.first[wanted.partition], min([wanted.end, *(claim.first_offset for claim in own)]))
-        writers = frozenset(claim.writer for claim in own)
-        return replace(wanted, end=max(log_end, wanted.start), later=LaterOutput(first, writers, log_end))
+        return LaterOutput(first, frozenset(claim.writer for claim in own), log_end)
 
-    def _later_claims(self) -> list[Claim]:
-        """The transactions of all later checkpoints."""
-        history, number = read_history(self._config, self._pipeline), self._manifest.checkpoint
+    def _gone(self, wanted: Range, start: int) -> RangeGone:
+        """The error for records that are missing from offset *start* on, where the topic begins later."""
+        return RangeGone(
+            f"Records are missing: those of {wanted.topic}[{wanted.partition}] after the checkpoint begin at offset "
+            f"{start}, and the topic begins at {wanted.start}: retention took the rest. Name a later checkpoint by "
+            f"after; or leave it out, to read all that is left up to checkpoint {self._manifest.checkpoint}."
+        )
+
+    def _claims_after(self, history: History, number: int) -> list[Claim]:
+        """The transactions of all checkpoints after *number*."""
         later = [manifest for manifest in history.retained if manifest.checkpoint > number]
         before = number
         for manifest in later:
@@ -333,6 +395,33 @@ class Cut:
             before = manifest.checkpoint
         return [claim for manifest in later for claim in claims_of(history, manifest)]
 
+    def _require_same_outputs(self, history: History, now: Mapping[str, TopicContents], outputs: Sequence[str]) -> None:
+        """Raise ConfigError for an output topic that was made anew since a checkpoint of the interval."""
+        for manifest in _between(history, self._after, self._manifest) if self._after is not None else ():
+            for name in outputs:
+                if manifest.output_ids.get(name, now[name].topic_id) != now[name].topic_id:
+                    raise ConfigError(
+                        f"Topic {name!r} was made anew since checkpoint {manifest.checkpoint}, and the output of that "
+                        f"one is lost. Name a later checkpoint by after."
+                    )
+
+
+def _between(history: History, after: Manifest, end: Manifest) -> list[Manifest]:
+    """The retained checkpoints after *after*, up to *end*."""
+    return [manifest for manifest in history.retained if after.checkpoint < manifest.checkpoint <= end.checkpoint]
+
+
+def _outputs(manifest: Manifest) -> set[str]:
+    """The topics that its pipeline writes to exactly once."""
+    return {output.topic for output in manifest.sinks}
+
+
+def _next_offset(manifest: Manifest, topic: TopicContents, partition: int) -> int:
+    """Sn of a partition of *topic*, which *manifest* has read; 0 of one that was added later."""
+    own = [read for read in manifest.in_cluster if read.topic == topic.name]
+    require_same_topic(topic, own[0].topic_id)
+    return max((read.offset for read in own if read.partition == partition), default=0)
+
 
 class RangesReader(DataSourceReader):
     def __init__(self, options: ReadOptions, reference: Reference | None, schema: StructType) -> None:
@@ -340,6 +429,7 @@ class RangesReader(DataSourceReader):
         require_schema(RecordColumns(options, reference), schema)
         self._options, self._reference = options, reference
 
+    @shown_alone
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each range; Spark asks on the driver, once for each loaded frame."""
         config = self._options.client()
@@ -364,7 +454,7 @@ def record_batches(options: ReadOptions, columns: RecordColumns, wanted: Range) 
     if not wanted.size:
         return
     if wanted.later is not None:
-        yield from _batches_to_cut(options, columns, wanted, wanted.later)
+        yield from _batches_of_cut(options, columns, wanted, wanted.later)
         return
     config = options.client()
     topics = Topics(config)
@@ -386,30 +476,45 @@ def record_batches(options: ReadOptions, columns: RecordColumns, wanted: Range) 
         topics.close()
 
 
-def _batches_to_cut(
+def _batches_of_cut(
     options: ReadOptions, columns: RecordColumns, wanted: Range, later: LaterOutput
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range without those *later*. A transaction that is open among them is waited for.
+    """The rows of a range without those *later* and those not after its beginning. A transaction that is open among
+    them is waited for.
 
     Raises `RangeGone` if some of the range, or of the log that tells which rows are later, was removed meanwhile.
     """
-    yield from record_batches(options, columns, replace(wanted, end=min(wanted.end, later.first), later=None))
-    if wanted.end <= later.first:
-        return
-    config = options.client()
+    config, place, after = options.client(), (wanted.topic, wanted.partition), wanted.after
+    before, cut, end = CutScan(Scan(0), set(), 0), None, wanted.end
     with closing(Log(config)) as log:
-        cut = scan_to_cut(log, wanted.topic, wanted.partition, later.first, later.log_end, later.writers)
-    start, end = max(wanted.start, later.first), min(wanted.end, cut.end)
-    for writer, messages in visible_runs(config, wanted.topic, wanted.partition, start, end, cut.scanned):
-        if writer in cut.writers:
-            yield columns.batch(wanted.topic, wanted.partition, messages)
-    with closing(Topics(config)) as topics:  # last, since a scan of removed offsets is an empty one
+        if after is not None:
+            before = scan_to_cut(log, *place, after.first, after.log_end, after.writers)
+        if wanted.end > later.first:
+            cut = scan_to_cut(log, *place, later.first, later.log_end, later.writers)
+            end = min(wanted.end, cut.end)
+    bounds = {wanted.start, end, before.end, later.first}
+    for first, last in pairwise(sorted(bound for bound in bounds if wanted.start <= bound <= end)):
+        is_mixed, cut_here = first < before.end, cut if first >= later.first else None
+        if not is_mixed and cut_here is None:
+            yield from record_batches(options, columns, replace(wanted, start=first, end=last, later=None, after=None))
+            continue
+        scanned = before.scanned if cut_here is None else cut_here.scanned
+        for writer, messages in visible_runs(config, *place, first, last, scanned):
+            if (cut_here is None or writer in cut_here.writers) and not (is_mixed and writer in before.writers):
+                yield columns.batch(*place, messages)
+    if after is not None or cut is not None:
+        _require_not_expired(config, wanted, later.first if after is None else after.first)
+
+
+def _require_not_expired(config: ClientConfig, wanted: Range, scanned_from: int) -> None:
+    """Raise unless the log was there from *scanned_from* on: a scan of removed offsets is an empty one."""
+    with closing(Topics(config)) as topics:
         now = contents_of(topics, [wanted.topic])[wanted.topic]
     require_same_topic(now, wanted.topic_id)
-    if now.first[wanted.partition] > later.first:
+    if now.first[wanted.partition] > scanned_from:
         raise RangeGone(
             f"The output of the checkpoint has expired while it was read: {wanted.topic}[{wanted.partition}] begins at "
-            f"offset {now.first[wanted.partition]} now, and was to be read from offset {later.first}. Load the "
+            f"offset {now.first[wanted.partition]} now, and was to be read from offset {scanned_from}. Load the "
             f"DataFrame again, which then has what retention has left."
         )
 
@@ -429,18 +534,10 @@ def _left(topics: Topics, wanted: Range) -> Range:
 
 
 def _next(reader: RangeReader, columns: RecordColumns) -> pa.RecordBatch | None:
-    """The next rows, maybe none if records are left out; None at the end.
-
-    The garbage collector pauses: it would visit the messages of a batch many times, at double the cost, for nothing.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    """The next rows, maybe none if records are left out; None at the end."""
+    with not_collecting():
         messages = reader.read(BATCH_RECORDS)
         return columns.batch(reader.topic, reader.partition, messages) if messages else None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
@@ -465,6 +562,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._reference = options, reference
         self._clock = clock or SystemClock()
         self._topics: Topics | None = None
+        self._group: GroupOffsets | None = None
+        self._published: dict[str, Any] | None = None
         self._target: Offsets | None = None
         """The end of a query with the trigger `availableNow`."""
         self._seen: Offsets | None = None
@@ -472,6 +571,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned_ms: int | None = None
         """The time of the last batch with records."""
 
+    @shown_alone
     def initialOffset(self) -> dict[str, Any]:
         """The start of a query without a checkpoint."""
         now = self._contents()
@@ -489,13 +589,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ends of the topics when the last batch was planned, for the progress of the query."""
         return None if self._seen is None else _encoded(self._seen)
 
+    @shown_alone
     def prepareForTriggerAvailableNow(self) -> None:
         """Leave later records for another query."""
         self._target = _ends(self._contents())
 
+    @shown_alone
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the batch that begins at *start*; *start* itself if there is nothing, or too little as yet."""
         begin, now = _decoded(start), self._contents()
+        self._publish(start)
         if self._options.fail_on_data_loss:
             self._refuse_deleted(begin, now)
         self._seen = _ends(now)
@@ -508,6 +611,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {name: _moved(begin.get(name), now[name].topic_id, ends) for name, ends in offsets.items()}
         return _encoded(begin | ends)  # keeps topics that may be subscribed to again
 
+    @shown_alone
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One task for each range of a batch."""
         ranges = [wanted for wanted in self._ranges(_decoded(start), _decoded(end), self._contents()) if wanted.size]
@@ -516,9 +620,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return record_batches(self._options, RecordColumns(self._options, self._reference), partition.value)
 
+    def _publish(self, finished: dict[str, Any]) -> None:
+        """Publish *finished*, the end of the last batch, as the offsets of a group, if one is named.
+
+        Spark asks for the next batch after it, but calls `commit` only once there is one: the lag would stay.
+        """
+        if not self._options.commit_group or finished == self._published:
+            return
+        self._published = finished
+        offsets = [
+            SourceOffset("", name, topic.topic_id, partition, offset)
+            for name, topic in _decoded(finished).items()
+            for partition, offset in topic.offsets.items()
+        ]
+        try:
+            if self._group is None:
+                self._group = GroupOffsets(self._options.client(), self._options.commit_group, _note)
+            self._group.publish(offsets)
+            self._group.settle()  # Spark may end this process at any time
+        except KafkaException as error:
+            _note(f"no offsets are published: {self._options.client().redact(error.args[0].str())}.")
+
     def stop(self) -> None:
-        if self._topics is not None:
-            self._topics.close()
+        for connected in (self._topics, self._group):
+            if connected is not None:
+                connected.close()
 
     def _waits(self, waiting: int) -> bool:
         """Whether *waiting* offsets are too few for a batch, and the last one is not long ago."""
@@ -582,6 +708,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             config.check()
             self._topics = Topics(config)
         return self._topics
+
+
+def _note(text: str) -> None:
+    """Show *text* in the log of Spark's driver."""
+    print(f"exactlyonce: {text}", file=sys.stderr, flush=True)
 
 
 def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> None:

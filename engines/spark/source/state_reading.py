@@ -25,6 +25,7 @@ from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import KeptEntry, SavedFile, kept_state, portions, possible_keys
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
 from exactlyonce.engines.savepoints.retained import chosen_checkpoint, unless_expired
+from exactlyonce.engines.spark.shown_errors import shown_alone
 from exactlyonce.engines.spark.source.read_options import StateOptions
 from exactlyonce.engines.spark.source.spark_types import SparkColumn, Unfit, as_json, column
 from exactlyonce.pipeline.errors import ConfigError, RecordError
@@ -281,6 +282,7 @@ class StateReader(DataSourceReader):
             raise ConfigError(f"The schema is {ours.simpleString()}. Leave .schema(...) out, and use select.")
         self._plan = plan
 
+    @shown_alone
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each part; Spark wants one even where there is nothing."""
         return [InputPartition(part) for part in self._plan.source.parts] or [InputPartition(None)]

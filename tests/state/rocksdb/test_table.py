@@ -255,7 +255,9 @@ STEPS = st.lists(
 
 @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None) -> None:
+def test_any_history(
+    steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None, images_often: None
+) -> None:
     subtasks, model = process(Cart), dict[bytes, Cart]()
     indexes, checkpoint, latest, at_checkpoint = list[bytes](), 0, 0, dict[bytes, Cart]()
     for step, value in steps:
@@ -302,7 +304,7 @@ WHILE_RECORDS_COME = st.lists(
 @settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=WHILE_RECORDS_COME)
 def test_checkpoints_while_records_come(
-    steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None
+    steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None, images_often: None
 ) -> None:
     subtasks, model = process(), dict[bytes, int]()
     indexes, base, latest, at_base = list[bytes](), 0, 0, dict[bytes, int]()
@@ -410,3 +412,20 @@ def _most_held(snapshot: TableSnapshot) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def test_key_groups_that_are_read_while_a_checkpoint_is_settled(process: Process, blocks: StateBlocks) -> None:
+    """They have increments, and no image in this checkpoint: they were not there at its barrier."""
+    before = Subtasks(HashMapBackend(), blocks)
+    before.put(dict.fromkeys(range(COUNT), 1))
+    before.write(before.freeze(1, 0))
+    before.put(dict.fromkeys(range(COUNT), 2))
+    after = process(indexes=before.write(before.freeze(2, 1)), checkpoint=2)
+    (snapshot,) = after.freeze(3, 2)
+    steps = snapshot.encode()
+    assert next(steps) is None
+    while after.tables[0].fetch():
+        pass
+    index = snapshot.seal([blocks.put(block) for block in steps if block is not None])
+    restored = Subtasks(HashMapBackend(), blocks, checkpoint=3, indexes=index)
+    assert restored.items() == {key_of(number): 2 for number in range(COUNT)}

@@ -1,0 +1,199 @@
+"""The state of a pipeline by key over HTTP, for a run and for `exactlyonce state serve`.
+
+    GET /state/OPERATOR/KEY                      the state of one key
+    GET /state/OPERATOR?key=KEY&key=KEY          the states of several, all at one checkpoint
+    GET /state/OPERATOR?from=KEY&to=KEY&limit=N  the first N states by key; without from and to, of all keys
+
+Every answer is JSON with the number of its checkpoint. A KEY is written as for `exactlyonce state show --key`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import hmac
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from threading import Event, Lock, Thread
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from exactlyonce.engines.local.monitoring.server import is_loopback
+from exactlyonce.engines.local.monitoring.serving import Answer, Asked, Paths
+from exactlyonce.engines.options import listening_at
+from exactlyonce.engines.savepoints.contents import possible_keys
+from exactlyonce.engines.savepoints.shown_state import KeyView, TimedKeyView
+from exactlyonce.engines.savepoints.state_reader import LOOK_S, Found, StateReader
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
+from exactlyonce.pipeline.keys import canonical_key, described_forms, holds_keys, key_forms_of
+from exactlyonce.pipeline.secrets import is_reference, look_up
+from exactlyonce.state.state_type import json_text
+
+LIMIT = 1_000
+"""The most states in an answer, and what it is without ``limit``."""
+WAIT = "5s"
+"""How long a request waits for its ``min_checkpoint``: shorter than a client has."""
+_PARAMETERS = {"key", "from", "to", "limit", "min_checkpoint"}
+
+
+def token_for(address: str, reference: str, name: str) -> str | None:
+    """The token at *reference*, of the setting *name*; ConfigError without one for an *address* beyond this machine."""
+    host, _ = listening_at(address)
+    if reference and not is_reference(reference):
+        raise ConfigError(f"{name} names the place of the token: write env:NAME or file:/path.")
+    if not reference and not is_loopback(host):
+        raise ConfigError(
+            f"{address} is beyond this machine, and whoever reaches it could read all state. Give a token, as "
+            f"{name} env:STATE_TOKEN, or listen at a port of 127.0.0.1."
+        )
+    return look_up(name, reference) if reference else None
+
+
+class Refused(Exception):
+    """A request that is not answered as asked."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class StateService:
+    """Answers from *reader*; with a *token* only requests that have it, as ``Authorization: Bearer TOKEN``."""
+
+    def __init__(self, reader: StateReader, token: str | None = None) -> None:
+        self._reader, self._token = reader, token
+        self._scanning = Lock()
+        """Of the one request that reads all keys."""
+
+    @contextmanager
+    def following(self) -> Iterator[Paths]:
+        """What answers, while a thread looks for checkpoints, so that no request has to."""
+        ended = Event()
+
+        def follow() -> None:
+            while not ended.wait(LOOK_S):
+                with suppress(ExactlyOnceError):  # the next request meets it, and says so
+                    self._reader.look()
+
+        thread = Thread(target=follow, name="state", daemon=True)
+        thread.start()
+        try:
+            yield {"/state/*": self.answer}
+        finally:
+            ended.set()
+            thread.join()
+
+    def answer(self, asked: Asked) -> Answer:
+        """For any thread."""
+        try:
+            return _json(self._answered(asked))
+        except Refused as refused:
+            return _json({"error": str(refused)}, refused.status)
+        except ConfigError as error:  # no such operator, no checkpoint yet
+            return _json({"error": str(error)}, 404)
+        except TimeoutError as error:
+            return _json({"error": str(error)}, 504)
+        except ExactlyOnceError as error:
+            return _json({"error": str(error)}, 503)
+
+    def _answered(self, asked: Asked) -> dict[str, Any]:
+        if self._token is not None and not _is(asked.authorization, f"Bearer {self._token}"):
+            raise Refused(401, "A token is needed: the header Authorization: Bearer TOKEN.")
+        url = urlsplit(asked.url)
+        operator, *key = map(unquote, url.path.removeprefix("/state/").split("/", 1))
+        given = parse_qs(url.query, keep_blank_values=True)
+        if unknown := given.keys() - _PARAMETERS:
+            known = ", ".join(sorted(_PARAMETERS))
+            raise Refused(400, f"There is no parameter {', '.join(sorted(unknown))}: there are {known}.")
+        least = _number(given, "min_checkpoint", 0)
+        if key:
+            return self._one(operator, key[0], least)
+        if "key" in given:
+            keys = [self._key(operator, text) for text in given["key"]]
+            found = self._reader.find(operator, keys, min_checkpoint=least, timeout=WAIT)
+            return {**_head(found), "states": list(map(_shown, found.states))}
+        return self._range(operator, given)
+
+    def _one(self, operator: str, text: str, least: int) -> dict[str, Any]:
+        key = self._key(operator, text)
+        found = self._reader.find(operator, [key], min_checkpoint=least, timeout=WAIT)
+        if not found.states:
+            raise Refused(404, f"{text} has no state of {operator!r} at checkpoint {found.checkpoint}.")
+        if found.timed:
+            return {**_head(found), "key": found.states[0].key, "states": list(map(_slot, found.states))}
+        return {**_head(found), **_shown(found.states[0])}
+
+    def _range(self, operator: str, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """The first states by key, which may be of the checkpoints that came meanwhile."""
+        limit = _number(given, "limit", LIMIT)
+        if not 0 < limit <= LIMIT:
+            raise Refused(400, f"limit is from 1 to {LIMIT}, not {limit}.")
+        first, last = (self._key(operator, given[name][0]) if name in given else None for name in ("from", "to"))
+        if not self._scanning.acquire(blocking=False):
+            raise Refused(503, "Another request reads all keys, and one may at a time. Ask again.")
+        try:
+            return self._first(operator, limit, first, last)
+        finally:
+            self._scanning.release()
+
+    def _first(self, operator: str, limit: int, first: bytes | None, last: bytes | None) -> dict[str, Any]:
+        found: Found | None = None
+        smallest: list[tuple[bytes, int, KeyView]] = []
+        count = 0
+        for found in self._reader.scan(operator):
+            inside = [(canonical_key(view.key), count + place, view) for place, view in enumerate(found.states)]
+            count += len(found.states)
+            chosen = [
+                each for each in inside if (first is None or each[0] >= first) and (last is None or each[0] <= last)
+            ]
+            smallest = heapq.nsmallest(limit, [*smallest, *chosen])
+        assert found is not None, "a pipeline has key groups"
+        return {**_head(found), "states": [_shown(view) for _, _, view in smallest]}
+
+    def _key(self, operator: str, text: str) -> bytes:
+        """The key that *text* means; refused if it is none of the operator's type, or could be two."""
+        try:
+            keys = possible_keys(text)
+        except ConfigError as error:
+            raise Refused(400, str(error)) from None
+        if (schema := self._reader.keys(operator)) is not None:
+            keys = {key for key in keys if holds_keys(schema, described_forms(key_forms_of([key])))}
+            if not keys:
+                raise Refused(400, f"{text} is no key of {operator!r}: its keys are {schema}, written in JSON.")
+        if len(keys) > 1:
+            keys = {key for key in keys if self._reader.find(operator, [key]).states} or {min(keys)}
+        if len(keys) > 1:
+            raise Refused(400, f"{text} is two keys of {operator!r}, a text and a value: write the text in quotes.")
+        return next(iter(keys))
+
+
+def _json(document: Any, status: int = 200) -> Answer:
+    return Answer(f"{json_text(document)}\n".encode(), "application/json", status)
+
+
+def _head(found: Found) -> dict[str, Any]:
+    at = datetime.fromtimestamp(found.completed_at_ms / 1000, timezone.utc)
+    return {
+        "pipeline": found.pipeline, "operator": found.operator, "checkpoint": found.checkpoint,
+        "completed_at": at.isoformat(timespec="milliseconds"),
+    }  # fmt: skip
+
+
+def _shown(view: KeyView) -> dict[str, Any]:
+    return {"key": view.key, **_slot(view)}
+
+
+def _slot(view: KeyView) -> dict[str, Any]:
+    times = {"start": view.start, "end": view.end} if isinstance(view, TimedKeyView) else {}
+    return {**times, "state": view.state}
+
+
+def _number(given: Mapping[str, Sequence[str]], name: str, default: int) -> int:
+    text = given.get(name, [str(default)])[0]
+    if not text.isdecimal() or len(text) > 18:
+        raise Refused(400, f"{name} is a number, not {text!r}.")
+    return int(text)
+
+
+def _is(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("latin-1"), wanted.encode())  # the bytes that came
