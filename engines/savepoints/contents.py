@@ -120,12 +120,8 @@ class KeptState:
         return None if meaning is None else SavedTimes(meaning, watermarks, begun)
 
     def keys(self) -> Any:
-        """The schema of the keys, noted or derived from the forms of all keys; None: unknown."""
-        indexes = [index for own in self.indexes().values() for index in own]
-        if noted := next((index.head.keys for index in indexes if index.head.keys is not None), None):
-            return noted
-        forms = [block.key_forms for index in indexes for block in index.blocks]
-        return described_forms(reduce(or_, forms)) if forms and all(forms) else None
+        """See `schema_of_keys`."""
+        return schema_of_keys(index for own in self.indexes().values() for index in own)
 
     def parts(self) -> dict[int, list[int]]:
         """The key groups with state of each old subtask. State placed by a source's partitions overlaps in groups."""
@@ -201,6 +197,15 @@ class KeptState:
         keys = possible_keys(text)
         groups = {key_group(key, self._manifest.max_parallelism) for key in keys}
         return (entry for entry in self.entries(groups) if entry.key in keys)
+
+
+def schema_of_keys(indexes: Iterable[Index]) -> Any:
+    """The schema of the keys in *indexes*, noted or derived from the forms of all keys; None: unknown."""
+    indexes = [*indexes]
+    if noted := next((index.head.keys for index in indexes if index.head.keys is not None), None):
+        return noted
+    forms = [block.key_forms for index in indexes for block in index.blocks]
+    return described_forms(reduce(or_, forms)) if forms and all(forms) else None
 
 
 def possible_keys(text: str) -> set[bytes]:

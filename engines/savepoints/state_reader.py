@@ -11,9 +11,8 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from itertools import chain
-from operator import itemgetter, or_
+from operator import itemgetter
 from pathlib import Path
 from threading import Event, Lock, RLock
 from typing import Any, NamedTuple
@@ -25,16 +24,16 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.configuration import client_from, read_file
-from exactlyonce.engines.savepoints.contents import KeptEntry, KeptState, kept_state
+from exactlyonce.engines.savepoints.contents import KeptEntry, KeptState, kept_state, schema_of_keys
 from exactlyonce.engines.savepoints.retained import choose_checkpoint
 from exactlyonce.engines.savepoints.shown_state import KeyView, key_views
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
-from exactlyonce.pipeline.keys import canonical_key, described_forms, key_group
+from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.sizes import Size, byte_count
 from exactlyonce.state.chain import Chain, Index, IndexHead
-from exactlyonce.state.slots import TableTimes, key_of, unpacked_slot
+from exactlyonce.state.slots import key_of, unpacked_slot
 from exactlyonce.state.state_type import RawState
 
 LOOK_S = 0.1
@@ -80,7 +79,7 @@ class _KeptGroup:
             if state is not None:
                 self.states[slot][key] = state
                 self._weigh(key, state, 1)
-        floor = subtask.floor(group)
+        floor = subtask.floors.get(group, NO_WATERMARK)
         for slot in [slot for slot in self.states if slot <= floor]:
             for key, gone in self.states.pop(slot).items():
                 self._weigh(key, gone, -1)
@@ -103,6 +102,8 @@ class _Subtask(NamedTuple):
     kept: KeptState
     indexes: list[Index]
     chain: Chain
+    floors: Mapping[int, int]
+    """By key group: slots up to here are forgotten."""
 
     @property
     def head(self) -> IndexHead:
@@ -111,12 +112,6 @@ class _Subtask(NamedTuple):
     def refs(self, group: int) -> tuple[BlockRef, ...]:
         """The blocks that *group* needs."""
         return tuple(block.ref for block, _ in self.chain.needed(1 << group))
-
-    def floor(self, group: int) -> int:
-        """Slots up to here are forgotten."""
-        if self.head.times is None:
-            return NO_WATERMARK
-        return TableTimes.of([self.head.times], [group]).floors.get(group, NO_WATERMARK)
 
 
 Subtasks = dict[int, _Subtask]
@@ -153,13 +148,6 @@ class _RecentBlocks:
             while self._bytes > BLOCKS_BYTES:
                 self._bytes -= self._bodies.popitem(last=False)[0].size
             yield ref, block
-
-
-def _keys(subtasks: Collection[_Subtask]) -> Any:
-    if noted := next((subtask.head.keys for subtask in subtasks if subtask.head.keys is not None), None):
-        return noted
-    forms = [block.key_forms for subtask in subtasks for block in subtask.chain.blocks]
-    return described_forms(reduce(or_, forms)) if forms and all(forms) else None
 
 
 class StateReader:
@@ -271,7 +259,8 @@ class StateReader:
             with self._reading:
                 at = self._fill(operator, ())
         if operator not in at.keys:
-            at.keys[operator] = _keys(at.operators[operator].values())
+            subtasks = at.operators[operator].values()
+            at.keys[operator] = schema_of_keys(index for subtask in subtasks for index in subtask.indexes)
         return at.keys[operator]
 
     def _found(self, operator: str, at: _At, entries: list[KeptEntry]) -> Found:
@@ -300,8 +289,7 @@ class StateReader:
         """See what the newest checkpoint is, unless it was seen lately; wait for *checkpoint*."""
         until_s = None
         while True:
-            known = self._now.manifest.checkpoint if self._now is not None else 0
-            self.look(wait=known == 0 or known < checkpoint)
+            self.look(wait=self._now is None or self._now.manifest.checkpoint < checkpoint)
             known = self._now.manifest.checkpoint if self._now is not None else 0
             if known >= checkpoint:
                 return
@@ -383,10 +371,14 @@ class StateReader:
         assert self._storages is not None
         storage = self._storages.of(manifest.storage)
         kept = kept_state(manifest, operator, self._recent.setdefault(manifest.storage, _RecentBlocks(storage)))
-        return {
-            number: _Subtask(kept, index, Chain(block for part in index for block in part.blocks))
-            for number, index in kept.indexes().items()
-        }
+        subtasks: Subtasks = {}
+        for number, indexes in kept.indexes().items():
+            times = indexes[0].head.times
+            floors = {} if times is None else dict(zip(times.groups, times.floors, strict=True))
+            subtasks[number] = _Subtask(
+                kept, indexes, Chain(block for part in indexes for block in part.blocks), floors
+            )
+        return subtasks
 
     def _fill(self, operator: str, groups: Iterable[int]) -> _At:
         """Keep what there is of *operator* in *groups*."""
