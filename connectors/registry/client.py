@@ -115,10 +115,12 @@ class RegistryClient:
         """
         known = _schemas.get((self._registry, id))
         if known is None:
-            is_guid = isinstance(id, UUID)
-            with self._asking(unknown=(404,) if is_guid else ()):
-                client = self._client
-                known = self._published(client.get_schema_by_guid(f"{id}") if is_guid else client.get_schema(id))
+            if isinstance(id, UUID):
+                with self._asking(unknown=(404,)):
+                    known = self._published(self._client.get_schema_by_guid(f"{id}"))
+            else:
+                with self._asking():
+                    known = self._published(self._client.get_schema(id))
             _schemas[self._registry, id] = known
         return known
 

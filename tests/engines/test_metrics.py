@@ -28,6 +28,7 @@ from exactlyonce.engines.local.monitoring.serving import (
     AtOnce,
     Health,
     Metrics,
+    Paths,
 )
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError
@@ -269,7 +270,7 @@ def test_requests_that_are_not_served(sent: bytes, status: int, often: bool) -> 
 
 def test_answers_in_the_order_of_the_requests() -> None:
     """Also where one has to be waited for, and the next ones were sent with it."""
-    answers = {
+    answers: Paths = {
         "/waits": lambda _: Answer(b"waits\n"),
         "/quick/*": AtOnce(lambda asked: Answer(asked.path.encode()), lambda _: Answer(b"never\n")),
         "/both/*": AtOnce(lambda _: None, lambda asked: Answer(f"{dict(asked.query)}".encode())),
@@ -290,7 +291,7 @@ def test_answers_in_the_order_of_the_requests() -> None:
 def test_a_client_that_does_not_read_is_not_read() -> None:
     """So that its answers do not fill the memory of the run; it gets all, once it reads."""
     asked, sent, refused_s = b"GET /quick/" + b"1" * 10_000 + b" HTTP/1.1\r\n\r\n", 0, None
-    answers = {"/quick/*": AtOnce(lambda _: Answer(b"\0" + b"x" * 100_000), lambda _: Answer())}
+    answers: Paths = {"/quick/*": AtOnce(lambda _: Answer(b"\0" + b"x" * 100_000), lambda _: Answer())}
     with serving("127.0.0.1", 0, answers, often=True) as port, socket.create_connection(("127.0.0.1", port)) as client:
         client.setblocking(False)
         while refused_s is None or time.monotonic() < refused_s + 0.5:
@@ -300,7 +301,7 @@ def test_a_client_that_does_not_read_is_not_read() -> None:
             except BlockingIOError:
                 refused_s = refused_s or time.monotonic()
                 time.sleep(0.01)
-            assert sent < 100 << 20, "it is read for ever"
+            assert sent < 100 << 20, "it is always read"
         client.settimeout(LIMIT_S)
         whole, got = sent // len(asked), 0
         while got < whole:
