@@ -313,10 +313,11 @@ class CatchUp:
         with closing(self._connections(physical, self._note, submit, staging)) as connections, closing(KEPT):
             _refuse_too_wide(physical, connections)
             summary = Summary(connections.recover(), parallelism=physical.parallelism)
-            self._refuse_unaligned(summary.manifest)
-            self._reach(connections, summary, submit, staging)
-            if self.follow:
-                self._go_on(connections, summary, submit, staging)
+            with connections.failing():
+                self._refuse_unaligned(summary.manifest)
+                self._reach(connections, summary, submit, staging)
+                if self.follow:
+                    self._go_on(connections, summary, submit, staging)
             connections.drive(connections.leader.conclude())
         return summary
 

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.engines.bounded.unit.staging import folder_at, put, staging_at
+from exactlyonce.engines.processes import machine
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
@@ -37,7 +38,7 @@ THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
 PREFIX = "exactlyonce-"
 OWNER = ".exactlyonce-owner"
 MAGIC = b"a folder of exactlyonce, removed once its command has ended"
-"""The owner file's first line; the second is the host whose processes see its lock, empty without locks."""
+"""The owner file's first line; the second is the machine whose processes see its lock, empty without locks."""
 BEAT_S = 10.0
 SILENCE_S = 600.0
 """A command without a visible lock counts as dead after so long; a paused one finds its files gone."""
@@ -100,8 +101,8 @@ def _owner_file(folder: Path) -> FileIO:
     """The owner file of *folder*, new, open and locked, if its file system has locks."""
     owner = (folder / OWNER).open("wb", buffering=0)
     try:
-        host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
-        owner.write(MAGIC + b"\n" + host.encode())  # after the lock: an owner file without the text is nobody's
+        seen_by = _this_machine() if _lock(owner.fileno(), fcntl.LOCK_EX) else b""
+        owner.write(MAGIC + b"\n" + seen_by)  # after the lock: an owner file without the text is nobody's
     except BaseException:
         owner.close()
         raise
@@ -144,14 +145,19 @@ def _is_leftover(owner: Path) -> bool:
             locked = _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        magic, _, host = file.read(_OWNER_BYTES).partition(b"\n")
+        magic, _, seen_by = file.read(_OWNER_BYTES).partition(b"\n")
         beat = os.fstat(file.fileno()).st_mtime
     if magic != MAGIC:
         return False
-    if locked and host == socket.gethostname().encode():
+    if locked and seen_by == _this_machine():
         return True
     with tempfile.TemporaryFile(dir=owner.parent.parent) as now:  # by the clock of the folder's own machine
         return os.fstat(now.fileno()).st_mtime - beat > SILENCE_S
+
+
+def _this_machine() -> bytes:
+    """Its name, which others may have, too, and its boot."""
+    return f"{socket.gethostname()} {machine()}".encode()
 
 
 def _lock(file: int, how: int) -> bool:

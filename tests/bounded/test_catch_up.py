@@ -165,6 +165,10 @@ def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
     fed.feed(100)
     with pytest.raises(RecordError, match=r"Operator 'totals' raised ZeroDivisionError"):
         catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path)
+    failed = fed.history()
+    assert failed.living(int(time.time() * 1000)) is None, "another host need not wait until it counts as dead"
+    assert failed.newest_incarnation is not None
+    assert "ZeroDivisionError" in failed.newest_incarnation.failure
 
     def failing(stage: str, work: Sequence[bytes]) -> list[bytes]:
         answers = in_process(stage, work)
