@@ -78,7 +78,7 @@ class FormatWriter(ABC):
             raise
         except ExactlyOnceError as error:
             print(
-                f"exactlyonce, sink {self.options.sink_id}: behind a failed job: {error}", file=sys.stderr, flush=True
+                f"exactlyonce, sink {self.options.sink_id}: after a failed job: {error}", file=sys.stderr, flush=True
             )
 
     @abstractmethod
