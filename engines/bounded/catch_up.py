@@ -2,6 +2,11 @@
 
 Invariants: each chunk is a complete checkpoint, from which a later run of any engine continues; a parallelism for which
 a manifest has no room is refused before anything is read.
+
+The way of a record: `CatchUp` chooses a chunk; `advance` makes a checkpoint of it. `stages.compute` has the units of
+each stage done, by executors or in this process: `unit.assembly` reads a unit's input, from the source or from staged
+files (`unit.ordering`), and runs its operators; `unit.outgoing` stages what goes to the next stage and to sinks. Then
+`unit.outgoing.publish` writes the outputs of Kafka's partitions in transactions, and the leader decides.
 """
 
 from __future__ import annotations
