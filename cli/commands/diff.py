@@ -13,15 +13,16 @@ from exactlyonce.cli.text import printable, table
 from exactlyonce.pipeline.positions import LATEST, TO
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.diff import DiffReport
-    from exactlyonce.engines.bounded.unit.comparison import ComparedOutput
+    from exactlyonce.engines.bounded.diff import DiffReport, SinkDiff
+    from exactlyonce.engines.bounded.unit.comparison import ComparedOutput, KeyDifference
 
 _EXAMPLES = f"""\
 Compute the output of two versions of a pipeline over the same real input, and compare it key
 by key: a test of a change before it runs. Both begin with the state of one checkpoint of the
 pipeline, by default its newest savepoint, else the oldest checkpoint that is retained, and
-read up to --to. Nothing is written, and a running pipeline is not disturbed. Exit code 1 if
-outputs differ, 10 if there were none to compare.
+read up to --to. Rows for stores are compared, too, by their key or their input record.
+Nothing is written, and a running pipeline is not disturbed. Exit code 1 if outputs differ,
+10 if there were none to compare.
 
 examples:
   git show main:orders.py > orders_before.py
@@ -74,7 +75,8 @@ def _figures(report: DiffReport) -> dict[str, Any]:
         "pipeline": report.pipeline, "checkpoint": report.base, "records_in": report.records, "agrees": report.agrees,
         "sinks": [
             {
-                "sink": sink.sink, "old": sink.old, "new": sink.new, "keys": sink.keys, "differing": sink.differing,
+                "sink": sink.sink, "compared_by": sink.by, "old": sink.old, "new": sink.new, "keys": sink.keys,
+                "differing": sink.differing,
                 "differences": [
                     {
                         "key": printable(each.key), "place": each.place, "old": _output(each.old),
@@ -100,17 +102,23 @@ def _output(output: ComparedOutput | None) -> dict[str, Any] | None:
 def _text(report: DiffReport) -> Iterator[str]:
     for sink in report.sinks:
         rows = [
-            [_cut(each.key), str(each.place), *(_cell(output) for output in (each.old, each.new))]
+            [_named(sink, each), str(each.place), *(_cell(output) for output in (each.old, each.new))]
             for each in sink.differences
         ]
         if rows:
             yield f"{sink.sink}: {sink.old:,} outputs of the old version, {sink.new:,} of the new"
-            yield from table(("key", ">place", "old", "new"), rows)
+            yield from table((sink.by, ">place", "old", "new"), rows)
             if len(rows) < sink.differing:
-                yield f"and {sink.differing - len(rows):,} keys more"
+                yield f"and {sink.differing - len(rows):,} {sink.by}s more"
     for reason in report.unjudged:
         yield f"not compared: {reason}"
     yield report.verdict
+
+
+def _named(sink: SinkDiff, difference: KeyDifference) -> str:
+    """What *difference* is of; the place of an input record is not cut."""
+    name = sink.named(difference)
+    return _cut(name) if sink.by == "key" or name is None else name.decode()
 
 
 def _cell(output: ComparedOutput | None) -> str:

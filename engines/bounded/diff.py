@@ -1,7 +1,8 @@
 """Diff: the outputs of two versions of a pipeline over the same input, from the state of one checkpoint, compared.
 
 Invariants: both versions begin with the same state, at the same offsets, and take their input by time, so that only
-their code differs; nothing is written but files between stages, and a running pipeline runs on.
+their code differs; nothing is written but files between stages, and a running pipeline runs on. No store is asked: the
+rows that a sink would write are compared, found by the sink's own rule.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -29,6 +30,7 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import Inputs, by_kind, check_operators
 from exactlyonce.engines.plan import TaskSpec, plan
+from exactlyonce.engines.runtime.batch import Coordinates, result_of
 from exactlyonce.engines.savepoints.restoring import require_readable
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -47,6 +49,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _compared_decoder = msgspec.msgpack.Decoder(Compared)
 
 
+KEY, INPUT_RECORD = "key", "input record"
+"""What outputs are compared by: a key of messages or of rows, or the input record that rows without a key stem from."""
+
+
 @dataclass(frozen=True)
 class SinkDiff:
     """The comparison of the outputs of one sink."""
@@ -56,11 +62,20 @@ class SinkDiff:
     """Outputs of the old version."""
     new: int
     keys: int
-    """Keys with outputs in either version; outputs without a key count as one."""
+    """Keys with outputs in either version; messages without a key count as one."""
     differing: int
     """Keys whose outputs differ, in content, number or order."""
     differences: list[KeyDifference]
-    """The differences of the first of these keys."""
+    """The differences of the first of these keys. A row is JSON, and None if it is deleted."""
+    by: str = KEY
+    """`KEY`, or `INPUT_RECORD` for rows that a store appends: then that is what `keys` and `differing` count."""
+
+    def named(self, difference: KeyDifference) -> bytes | None:
+        """The key of *difference*, or its input record as text."""
+        if self.by == KEY or difference.origin is None:
+            return difference.key
+        result = result_of(Coordinates(*difference.origin))
+        return ("{}[{}] {}".format(*difference.origin) if result is None else "{} at {}".format(*result)).encode()
 
 
 @dataclass
@@ -93,7 +108,7 @@ class DiffReport:
     def verdict(self) -> str:
         """The result in a sentence."""
         parts = [
-            f"{sink.sink}: {sink.differing:,} of {counted(sink.keys, 'key')} differ"
+            f"{sink.sink}: {sink.differing:,} of {counted(sink.keys, sink.by)} differ"
             for sink in self.sinks
             if sink.differing
         ]
@@ -121,10 +136,10 @@ class DiffReport:
         return spark.createDataFrame(self.rows, COLUMNS)
 
     def _repr_html_(self) -> str:
-        sinks = [(sink.sink, sink.old, sink.new, sink.keys, sink.differing) for sink in self.sinks]
+        sinks = [(sink.sink, sink.old, sink.new, sink.by, sink.keys, sink.differing) for sink in self.sinks]
         return html_result(
             self.verdict,
-            html_table(("sink", "old outputs", "new outputs", "keys", "differing keys"), sinks),
+            html_table(("sink", "old outputs", "new outputs", "compared by", "all", "differing"), sinks),
             html_table(("sink", "key", "place", "old", "new", "old from", "new from"), self.rows),
             html_table(["not compared"], [(reason,) for reason in self.unjudged]),
         )
@@ -132,6 +147,41 @@ class DiffReport:
 
 def _origin(output: ComparedOutput | None) -> str | None:
     return "{}[{}] {}".format(*output.origin) if output is not None and output.origin is not None else None
+
+
+class _Target(NamedTuple):
+    """The target of a sink, for people, and the form of its outputs."""
+
+    place: str
+    found_by: str | None = None
+    """`StoredRows.found_by`; None: the outputs are messages of a topic."""
+
+
+def _targets(graph: LogicalGraph) -> dict[str, _Target | None]:
+    """The target of each sink; None where nobody can tell what it writes."""
+    targets: dict[str, _Target | None] = {}
+    for node in graph.sinks:
+        if node.sink is None:
+            continue
+        if node.sink.topic is not None:
+            targets[node.id] = _Target(node.sink.topic)
+            continue
+        stored = node.sink.stored_rows(graph.type_of(node.inputs[0]))
+        targets[node.id] = None if stored is None else _Target(stored.place, stored.found_by)
+    return targets
+
+
+def _apart(id: str, old: _Target, new: _Target) -> str:
+    """Why the outputs of sink *id* cannot be compared, after "not compared"; empty: they can."""
+    if (old.found_by is None) != (new.found_by is None):
+        return (
+            f"the output of sink {id!r}, which goes to {old.place} by the old version and to {new.place} by the new: "
+            f"messages of a topic are no rows of a store"
+        )
+    if old.found_by == new.found_by:
+        return ""
+    ways = [f"finds rows by {target.found_by}" if target.found_by else "appends rows" for target in (old, new)]
+    return f"the output of sink {id!r}, which {ways[0]} in the old version, and {ways[1]} in the new"
 
 
 class Diff:
@@ -152,6 +202,7 @@ class Diff:
         `TO`, is where the input ends. *shown*: the most differences of a sink."""
         self._versions, self._client, self._shown = (old, new), client, shown
         self._graphs = [version.pipeline.build() for version in self._versions]
+        self._targets = [_targets(graph) for graph in self._graphs]
         self.name = old.pipeline.name
         self._notes: list[str] = []
         if old.pipeline.name != new.pipeline.name:
@@ -291,7 +342,7 @@ class Diff:
         counts = {}
         with closing(Topics(self._client)) as topics:
             for node in graph.sinks:
-                if node.sink is None or not node.sink.transactional:
+                if node.sink is None or node.sink.topic is None:
                     continue
                 sink = cast("WritesToTopic", node.sink)
                 counts[node.id] = sink.create_partitions or 1
@@ -303,9 +354,13 @@ class Diff:
         self, sides: Sequence[dict[str, list[OutputFile]]], files: str, lanes: int, executors: Executors
     ) -> Iterator[SinkDiff]:
         for sink in sorted({*sides[0], *sides[1]}):
+            targets = [target for known in self._targets if (target := known.get(sink)) is not None]
+            if _apart(sink, targets[0], targets[-1]):
+                continue
             outputs = [side.get(sink, []) for side in sides]
             old, new = stage_messages(f"{files}compare-{sink}", outputs)
-            work = [_encode(Comparison(lane, old, new, self._shown)) for lane in range(lanes)]
+            rows = targets[0].found_by is not None
+            work = [_encode(Comparison(lane, old, new, self._shown, rows)) for lane in range(lanes)]
             answers = executors.submit(f"{self.name}: diff, compare {sink}", work)
             done = [_compared_decoder.decode(answer) for answer in answers]
             keyless = [each for compared in done if (each := compared.keyless_difference) is not None]
@@ -317,20 +372,22 @@ class Diff:
                 keys=sum(compared.keys for compared in done) + any(compared.keyless for compared in done),
                 differing=sum(compared.differing for compared in done) + any(keyless),
                 differences=[*keyless[:1], *keyed][: self._shown],
+                by=INPUT_RECORD if targets[0].found_by == "" else KEY,
             )
 
     def _not_compared(self) -> Iterator[str]:
         """What was not compared, in sentences."""
-        compared: list[set[str]] = []
-        for graph in self._graphs:
-            compared.append({node.id for node in graph.sinks if node.sink is not None and node.sink.transactional})
-            for node in graph.sinks:
-                if node.id not in compared[-1] and graph is self._graphs[0]:
-                    yield f"the output of sink {node.id!r}, which does not go to Kafka exactly once"
-        topics = [{node.id: node.sink.topic for node in graph.sinks if node.sink is not None} for graph in self._graphs]
-        for id, topic in topics[0].items():
-            if (now := topics[1].get(id, topic)) != topic:
-                yield f"where the outputs of sink {id!r} go: to {topic} by the old version, to {now} by the new"
+        old, new = self._targets
+        for id in {**old, **new}:
+            was, now = old.get(id, new.get(id)), new.get(id, old.get(id))
+            if was is None or now is None:
+                yield f"the output of sink {id!r}, which does not say what it writes"
+            elif why := _apart(id, was, now):
+                yield why
+            elif was.place != now.place:
+                yield (
+                    f"where the outputs of sink {id!r} go: to {was.place} by the old version, to {now.place} by the new"
+                )
         if not self._base.operators:
             return
         before = {snapshot.operator for snapshot in self._base.operators}

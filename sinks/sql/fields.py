@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any, get_origin
 from uuid import UUID
@@ -203,17 +203,37 @@ def _row_field(field: Field, *, absent: bool) -> RowField:
     )  # fmt: skip
 
 
-class ChangedRows:
-    """Tells changes apart: the rows that are there after them, and the keys whose rows are gone.
+class KeyColumns:
+    """The columns of a table by which a sink finds its rows.
 
-    Invariant: the key of a change is that of its row, in the classes of the fields. So a delete finds the row that an
-    insert has written.
+    Invariant: a key has the classes of its fields, whether it is of a row or of a change whose row is gone.
     """
 
     def __init__(self, fields: Sequence[RowField], key: Sequence[str]) -> None:
         by_name = {field.name: field for field in fields}
-        self._key = [by_name[name] for name in key]
-        self._form = KeyForm([field.shape for field in self._key])
+        self.fields = [by_name[name] for name in key]
+        self._form = KeyForm([field.shape for field in self.fields])
+
+    def of_rows(self, rows: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The key of each row; `TypeError` for a value of another class."""
+        return list(zip(*(field.values(rows) for field in self.fields), strict=True))
+
+    def of_change(self, key: Any) -> tuple[Any, ...]:
+        """The key of a change, of `Change.key`; ValueError if it is none of these columns."""
+        return tuple([
+            value if type(value) is CLASSES[field.kind] else _from_text(value, field.kind, field.name)
+            for value, field in zip(self._form.values(key), self.fields, strict=True)
+        ])  # fmt: skip
+
+
+class ChangedRows:
+    """Tells changes apart: the rows that are there after them, and the keys whose rows are gone.
+
+    Invariant: the key of a change is that of its row, so a delete finds the row that an insert has written.
+    """
+
+    def __init__(self, fields: Sequence[RowField], key: Sequence[str]) -> None:
+        self._key = KeyColumns(fields, key)
         self._places = {name: place for place, name in enumerate(key)}
 
     def gone(self, field: RowField) -> RowField:
@@ -224,27 +244,23 @@ class ChangedRows:
         return msgspec.structs.replace(field, get=itemgetter(place))
 
     def parted(self, changes: Sequence[Change[Any]]) -> tuple[list[Any], list[tuple[Any, ...]]]:
-        """The rows, and the keys that are gone, each in their order. ValueError for a truncate, and for a key that is
-        not its row's."""
-        values = [change.value for change in changes]
-        rows = [value for value in values if value is not None]
-        keys = [self._values(change.key) for change in changes]
-        there = iter(zip(*(field.values(rows) for field in self._key), strict=True))
-        for key, value in zip(keys, values, strict=True):
-            if value is not None and (own := next(there)) != key:
-                names = ", ".join(field.name for field in self._key)
+        """The rows, and the keys that are gone, each in their order. ValueError as of `keys`."""
+        rows = [row for row in map(attrgetter("value"), changes) if row is not None]
+        return rows, [key for key, change in zip(self.keys(changes), changes, strict=True) if change.after is None]
+
+    def keys(self, changes: Sequence[Change[Any]]) -> list[tuple[Any, ...]]:
+        """The key of each change. ValueError for a truncate, and for a key that is not its row's."""
+        keys = [self._key.of_change(change.key) for change in changes]
+        rows = list(map(attrgetter("value"), changes))
+        there = iter(self._key.of_rows([row for row in rows if row is not None]))
+        for key, row in zip(keys, rows, strict=True):
+            if row is not None and (own := next(there)) != key:
+                names = ", ".join(field.name for field in self._key.fields)
                 raise ValueError(
                     f"{names}: the row has {shown(own)}, and the change is of the key {shown(key)}: key= must name the "
                     f"columns of the source's key, in its order, and their fields must be of the columns' types"
                 )
-        return rows, [key for key, value in zip(keys, values, strict=True) if value is None]
-
-    def _values(self, key: Any) -> tuple[Any, ...]:
-        """The values of the key's fields, of `Change.key`."""
-        return tuple([
-            value if type(value) is CLASSES[field.kind] else _from_text(value, field.kind, field.name)
-            for value, field in zip(self._form.values(key), self._key, strict=True)
-        ])  # fmt: skip
+        return keys
 
 
 _SHORT_OFFSET = re.compile(r"[+-]\d\d$")

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from diffed_pipelines import LEFT_OUT, RAISED
+from diffed_pipelines import FILES, LEFT_OUT, RAISED
 from running import exactlyonce, orders
 
-from exactlyonce.engines.bounded.unit.comparison import ComparedOutput, difference
 from exactlyonce.testing.cluster import KafkaCluster
 
 HERE = Path(__file__).parent / "folds"
@@ -56,7 +55,8 @@ class Case:
 
 
 @pytest.fixture
-def case(kafka: KafkaCluster, topic_name: str) -> Case:
+def case(kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.setenv(FILES, str(tmp_path / "rows"))
     return Case(kafka, topic_name)
 
 
@@ -66,12 +66,12 @@ def test_versions_are_compared_from_the_state_of_a_checkpoint(case: Case) -> Non
     assert report["agrees"]
     assert report["records_in"] == len(case.more)
     counts = {sink["sink"]: (sink["old"], sink["new"], sink["keys"]) for sink in report["sinks"]}
-    assert counts == {"out": (200, 200, 9), "ids": (200, 200, 1)}
+    assert counts == {"out": (200, 200, 9), "ids": (200, 200, 1), "rows": (200, 200, 200)}
     assert "sink 'shown'" in report["not_compared"][0]
     report = json.loads(case.diff(OLD, NEW, "--from", "1", "--on", "driver", "--json", code=1))
     old, new = case.updates(changed=False), case.updates(changed=True)
-    (out,) = (sink for sink in report["sinks"] if sink["differing"])
-    assert (out["sink"], out["differing"], out["old"]) == ("out", 2, 200)
+    out, rows = (sink for sink in report["sinks"] if sink["differing"])
+    assert (out["sink"], out["compared_by"], out["differing"], out["old"]) == ("out", "key", 2, 200)
     assert out["new"] == 200 - len(old[LEFT_OUT])
     found = {each["key"]: each for each in out["differences"]}
     place = next(place for place, pair in enumerate(zip(old[RAISED], new[RAISED], strict=True)) if pair[0] != pair[1])
@@ -82,10 +82,29 @@ def test_versions_are_compared_from_the_state_of_a_checkpoint(case: Case) -> Non
     assert found[RAISED]["old"]["origin"] == [f"{case.name}-in", 0, old[RAISED][place]["id"]]
     assert (found[LEFT_OUT]["place"], found[LEFT_OUT]["new"]) == (0, None)
     assert json.loads(found[LEFT_OUT]["old"]["value"]) == old[LEFT_OUT][0]
+    changed = [total["id"] for total in old[LEFT_OUT]]
+    changed += [total["id"] for total, now in zip(old[RAISED], new[RAISED], strict=True) if total != now]
+    assert (rows["sink"], rows["compared_by"], rows["differing"]) == ("rows", "input record", len(changed))
+    found = {each["old"]["origin"][2]: each for each in rows["differences"]}
+    assert found.keys() <= set(changed), "at most --limit of them are shown"
+    for id, each in found.items():
+        (total,) = (total for total in [*old[LEFT_OUT], *old[RAISED]] if total["id"] == id)
+        assert (each["key"], json.loads(each["old"]["value"])) == (None, total)
+        assert (each["new"] is None) == (total["customer"] == LEFT_OUT)
     text = case.diff(OLD, NEW, "--on", "driver", "--limit", "1", code=1)
     assert "and 1 keys more" in text
-    assert text.splitlines()[-1].endswith("out: 2 of 9 keys differ.")
+    assert f"{case.name}-in[0] " in text
+    verdict = f"out: 2 of 9 keys differ; rows: {len(changed)} of 200 input records differ."
+    assert text.splitlines()[-1].endswith(verdict)
     assert case.written() == written
+
+
+def test_sinks_that_cannot_be_compared_are_named(case: Case) -> None:
+    """The others are compared."""
+    said = case.diff(OLD, "diffed_pipelines:moved", "--from", "1", "--on", "driver")
+    assert f"not compared: where the outputs of sink 'out' go: to {case.name}-out by the old version, to " in said
+    assert "not compared: the output of sink 'rows', which appends rows in the old version, and finds rows by " in said
+    assert said.splitlines()[-1].endswith("from checkpoint 1 on: the outputs are the same.")
 
 
 def test_a_diff_of_nothing_is_no_agreement(case: Case) -> None:
@@ -105,11 +124,3 @@ def test_what_is_refused(case: Case) -> None:
     said = case.diff(OLD, "diffed_pipelines:elsewhere", "--on", "driver", code=2)
     assert f"orders of {case.name}-in. One has orders of {case.name}-more" in said
     assert "to is 'noon'. Write one of: latest, " in case.diff(OLD, NEW, "--to", "noon", "--on", "driver", code=2)
-
-
-def test_differences() -> None:
-    one, two, three = (ComparedOutput(value) for value in (b"1", b"2", b"3"))
-    moved = ComparedOutput(b"1", origin=("t", 0, 7))
-    assert difference(b"k", [one], [moved, two]).place == 1
-    assert difference(b"k", [one, two], [two, one]).place == 0
-    assert difference(b"k", [one, two], [moved, two, three]).old is None

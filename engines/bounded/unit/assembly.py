@@ -22,6 +22,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.blocks import in_memory
+from exactlyonce.engines.bounded.unit.comparison import ComparableRows
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Stage, Unit, WorkPlace
 from exactlyonce.engines.bounded.unit.ordering import (
@@ -299,21 +300,27 @@ class Assembly:
 
     def write(self, node: Node) -> Push:
         sink, graph, partitions = node.sink, self.plan.graph, self.stage.spec.output_partitions.get(node.id)
+        type_ = graph.type_of(node.inputs[0])
         letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
         if self.stage.without_output and node.inputs[0].output != DEAD_LETTERS:
             return _Nowhere(node.id)
+        if lanes := self.stage.lanes:
+            if sink.topic is not None:
+                encoder = cast("WritesToTopic", sink).encoder(type_, partitions)
+                return self._stage_output(node, encoder, lanes, LanesByKey(lanes))
+            if (stored := sink.stored_rows(type_)) is not None:
+                return self._stage_output(node, ComparableRows(stored), lanes, LanesByKey(lanes, rows=True))
+            return _Nowhere(node.id)
         if sink.transactional:
             distribution: Distribution | None = None
             receivers = 1
-            if self.stage.lanes:
-                receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
-            elif self.stage.by_partition:
+            if self.stage.by_partition:
                 receivers = self.stage.spec.output_partitions[node.id]
                 partition_of = partitioner(self.stage.spec.partitioners[node.id])
                 distribution = ByPartition(partition_of, receivers, self.unit.subtask)
                 self.distributions.append(distribution)
-            encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
+            encoder = cast("WritesToTopic", sink).encoder(type_, partitions)
             return self._stage_output(node, encoder, receivers, distribution)
         if self.blocks is None:
             return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _Nowhere(node.id)

@@ -51,7 +51,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     by_partition: bool
     """Whether units distribute outputs over the partitions of their topics; else the client does."""
     lanes: int = 0
-    """If not 0, outputs are distributed by key over so many lanes instead, to be compared."""
+    """If not 0, outputs are distributed by key over so many lanes instead, to be compared, rows of stores, too."""
     store_rows: bool = False
     """Whether the records of sinks of stores are staged, too, where no state is written."""
     rules: int = LATE_BELOW_LATEST

@@ -598,6 +598,13 @@ def _problem(location: str, done: str, why: str, remedy: str = _ONE_FOLDER) -> C
 
 Origin = tuple[str, int, int]
 """Topic, partition and offset of an input record."""
+_PLACE = struct.Struct(">qq")
+
+
+def origin_bytes(origin: Origin) -> bytes:
+    """The bytes of *origin*, in the order of its parts."""
+    topic, partition, offset = origin
+    return topic.encode() + b"\0" + _PLACE.pack(partition, offset)
 
 
 class RecomputedOutput(NamedTuple):

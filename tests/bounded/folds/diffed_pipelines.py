@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from pipelines import Order, Total, add, reading
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.sinks import KafkaSink, PrintSink
+from exactlyonce.sinks import DeltaSink, FileSink, KafkaSink, PrintSink
 
 RAISED, LEFT_OUT = "c3", "c5"
+FILES = "DIFFED_FILES"
+"""The variable that says in which folder rows are."""
 
 
 def _written(name: str, changed: bool) -> Pipeline:
@@ -24,6 +28,7 @@ def _written(name: str, changed: bool) -> Pipeline:
     if changed:
         totals = totals.filter(lambda total: total.customer != LEFT_OUT, id="some")
     totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    totals.sink("rows", FileSink(os.environ[FILES], format="jsonl"))
     orders.map(lambda order: order.id, output=int).sink("ids", KafkaSink(f"{name}-ids"))
     orders.sink("shown", PrintSink())
     return pipeline
@@ -35,6 +40,16 @@ def before(name: str) -> Pipeline:
 
 def after(name: str) -> Pipeline:
     return _written(name, changed=True)
+
+
+def moved(name: str) -> Pipeline:
+    """Its outputs are those of `before`, for other places."""
+    pipeline, orders = reading(name)
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    totals.sink("out", KafkaSink(f"{name}-elsewhere", key=lambda total: total.customer))
+    totals.sink("rows", DeltaSink("/nowhere/rows", mode="upsert", key="customer"))
+    orders.map(lambda order: order.id, output=int).sink("ids", KafkaSink(f"{name}-ids"))
+    return pipeline
 
 
 def elsewhere(name: str) -> Pipeline:

@@ -28,9 +28,28 @@ def folder_of(files: str | os.PathLike[str], name: str, format: str) -> Path:
     return Path(files) / f"{name}-{format}"
 
 
+RAISED = "c7"
+
+
 def together(name: str, folder: str = "") -> Pipeline:
     """`copied_and_summed`, whose totals go to every store, too."""
     pipeline, sums = copied_and_summed(name, folder, sink="kafka")
+    _store(sums, name)
+    return pipeline
+
+
+def raised(name: str, folder: str = "") -> Pipeline:
+    """The same, with other totals of customer `RAISED` in the stores."""
+    pipeline, sums = copied_and_summed(name, folder, sink="kafka")
+
+    def more(total: Total) -> Total:
+        return Total(total.id, total.customer, total.sum + (total.customer == RAISED))
+
+    _store(sums.map(more, id="more"), name)
+    return pipeline
+
+
+def _store(sums: Stream[Total], name: str) -> None:
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append")))
         sums.sink(f"{store}-upsert", table_sink(store, table(name, "upsert"), mode="upsert", key=("customer",)))
@@ -39,7 +58,6 @@ def together(name: str, folder: str = "") -> Pipeline:
         sums.sink(f"files-{format}", file_sink(name, format))
     sums.sink("redis-string", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:{total.customer}"))
     sums.sink("redis-stream", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:totals", kind="stream"))
-    return pipeline
 
 
 def file_sink(name: str, format: Literal["parquet", "jsonl"], **options: Any) -> FileSink[Total]:
