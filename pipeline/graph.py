@@ -59,6 +59,9 @@ class Kind(str, Enum):
     """Likewise, with versions on the right side"""
     LOOKUP = "lookup"
     """Likewise, by arrival"""
+    JOIN_TABLE = "join_table"
+    """A step of the join of two tables; see `pipeline.foreign_keys`. The function of the first is (row) -> foreign key
+    or None, the others have none"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
     CO_PROCESS = "co_process"
@@ -136,8 +139,8 @@ class Node:
     """The annotated type of keys, of KEY_BY and of the operators on it, or UNKNOWN: for messages and checkpoints. Keys
     travel as canonical bytes."""
     timed: Timed | None = None
-    """How it keeps its state by time, in a timed table; None: it has no such state. The engine makes the operator by
-    the class of it."""
+    """How it keeps its state by time, or else in slots, in a timed table; None: it has no such state. The engine makes
+    the operator by the class of it."""
     accumulator: Accumulator | None = None
     """On WINDOW."""
     lookup: Lookup | None = None
@@ -248,7 +251,7 @@ class LogicalGraph:
     @property
     def timed(self) -> tuple[Node, ...]:
         """The nodes that keep state by time."""
-        return tuple(node for node in self.nodes if node.timed is not None)
+        return tuple(node for node in self.nodes if node.timed is not None and node.timed.goes_by_time)
 
     @property
     def has_event_time(self) -> bool:

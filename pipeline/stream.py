@@ -58,7 +58,8 @@ Partitioner = Literal["murmur2_random", "murmur2", "consistent_random", "consist
 """The partitioners of librdkafka by which a key has one partition."""
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F")
+C = TypeVar("C", bound=Callable[..., Any])
 R_co = TypeVar("R_co", covariant=True)
 
 _KEY = "key_by(fn)"
@@ -98,7 +99,10 @@ def _remedy(kind: type, name: str) -> str | None:
     if kind is Stream and hasattr(KeyedStream, snake):
         return f"{name} keeps state by key: put .key_by(...) before it"
     if kind is Table and (hasattr(KeyedStream, snake) or hasattr(Stream, snake)):
-        return f"{name} is not for tables: a keyed stream reads one by .as_of(id, table) or .lookup(id, table)"
+        return (
+            f"{name} is not for tables: a keyed stream reads one by .as_of(id, table) or .lookup(id, table), and its "
+            f"changes are a stream: put .changes() before it"
+        )
     if hasattr(Stream, snake):
         return f"{name} is not for {_STREAMS[kind]}: put it before .key_by(...), or after an operator with state"
     if hasattr(KeyedStream, snake):
@@ -106,7 +110,7 @@ def _remedy(kind: type, name: str) -> str | None:
     return f"{name} is {_INSTEAD[snake]} here" if snake in _INSTEAD else None
 
 
-def _operator(method: F) -> F:
+def _operator(method: C) -> C:
     """*method*, which refuses a call that does not follow the rule of ids.
 
     What has state, or anything else in checkpoints, has an id as its first argument; what has none takes ``id=``.
@@ -170,7 +174,7 @@ class Pipeline:
 
     @_operator
     def table(self, id: str, source: Source[Record[V]] | Source[Change[V]]) -> Table[Any, V]:
-        """The newest value by key of a changelog, for `KeyedStream.as_of` and `KeyedStream.lookup`.
+        """The newest value by key of a changelog, for `KeyedStream.as_of`, `KeyedStream.lookup` and `Table.join_table`.
 
         >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
@@ -962,7 +966,45 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
 
 class Table(_Stream[V], Generic[K, V]):
-    """The newest value by key of a changelog; see `Pipeline.table`."""
+    """The newest value by key of a changelog, its row; see `Pipeline.table`."""
+
+    @overload
+    def join_table(
+        self, id: str, right: Table[F, U], *, by: Callable[[V], F | None], how: Literal["inner"] = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Table[K, Joined[K, V, U]]: ...  # fmt: skip
+    @overload
+    def join_table(
+        self, id: str, right: Table[F, U], *, by: Callable[[V], F | None], how: Literal["left"],
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Table[K, Joined[K, V, U | None]]: ...  # fmt: skip
+    @_operator
+    def join_table(
+        self, id: str, right: Table[Any, Any], *, by: Callable[[V], Any], how: Enrichment = "inner",
+        on_error: DeadLetterTarget | None = None,
+    ) -> Table[K, Any]:  # fmt: skip
+        """The table of each row with the row of *right* whose key it refers to, under its own key:
+
+        >>> from exactlyonce import KafkaSource
+        >>> pipeline = Pipeline("orders-named")
+        >>> names = pipeline.table("names", KafkaSource.records("customers", key=str, value=str))
+        >>> orders = pipeline.table("orders", KafkaSource.records("orders", key=int, value=dict[str, str]))
+        >>> named = orders.join_table("named", names, by=lambda order: order.get("customer"))
+
+        ``by(row)`` is the foreign key; None: it refers to nothing. A change of either side gives the result anew, or
+        deletes it. *how* "left" also has rows without a partner. Once all input is read, the table is the join of both
+        tables; until then results of a row may be left out, and never come in another order than its versions.
+
+        *on_error* gets changes of rows for which *by* raises: the join keeps the row as it was before.
+        """
+        return Table(self._builder, self._builder.join_tables(id, self._origin, right, by, how, on_error))
+
+    def changes(self) -> Stream[Record[V | None]]:
+        """Its changes, a `Record` with each key's new row, or None if that is deleted.
+
+        A sink that knows keys, as `KafkaSink`, has the table then.
+        """
+        return Stream(self._builder, self._builder.changes(self._origin))
 
 
 Versions = KeyedStream[K, V] | Table[Any, V]

@@ -68,8 +68,10 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _key_by(graph, node)
     if node.kind is Kind.FEEDBACK:
         yield from _loop(graph, node)
-    if node.timed is not None or node.kind is Kind.WITH_TIME:
+    if node.kind is Kind.WITH_TIME or (node.timed is not None and node.timed.goes_by_time):
         yield from _by_time(graph, node)
+    elif node.timed is not None:
+        yield from node.timed.problems
     if node.lookup is not None:
         yield from node.lookup.problems
     if node.kind in JOINS or node.kind is Kind.CO_PROCESS:
@@ -87,7 +89,10 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
         wanted = _WANTED.get(node.kind, ".sink(id, ...)")
         if node.fn is key_of_message:
             table = node.inputs[0].node
-            yield f"table {table!r} is not used: add .as_of(id, table) or .lookup(id, table), or remove it"
+            yield (
+                f"table {table!r} is not used: add .as_of(id, table) or .lookup(id, table) of a keyed stream, a "
+                f".join_table(...), or .changes().sink(...), or remove it"
+            )
         else:
             yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
     for output in node.outputs:
@@ -216,6 +221,7 @@ def _state(node: Node) -> Iterator[str]:
             Kind.WINDOW,
             Kind.IN_ORDER,
             Kind.DEDUPLICATE,
+            Kind.JOIN_TABLE,
             *JOINS,
         ):  # these have types of inputs, or another mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="

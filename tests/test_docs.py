@@ -144,7 +144,7 @@ def test_targets_of_make_exist() -> None:
     ("page", "topics", "least"),
     [
         (PIPELINES, {"orders": "customer"}, 10), (EVENT_TIME, {"visits": "page"}, 3),
-        (JOINS, {"payments": "currency", "rates": "currency"}, 2),
+        (JOINS, {"payments": "currency", "rates": "currency", "orders": "id", "customers": "id"}, 3),
         (ENRICH, {"orders": "item"}, 0),
     ],
 )  # fmt: skip

@@ -22,6 +22,7 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, Task
 from exactlyonce.engines.processes import not_collecting
 from exactlyonce.engines.runtime import (
     expiry,
+    foreign_key_operators,
     in_flight,
     join_operators,
     ordering,
@@ -72,7 +73,7 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
 """The operators of nothing but the user's function."""
 _OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
     **window_operators.OPERATORS, **join_operators.OPERATORS, **timer_operators.OPERATORS, **ordering.OPERATORS,
-    **expiry.OPERATORS,
+    **expiry.OPERATORS, **foreign_key_operators.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
 

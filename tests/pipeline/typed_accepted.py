@@ -254,6 +254,12 @@ assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str,
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
 assert_type(by_customer.lookup("lookup", totals_of), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner", ttl="7d"), Stream[Joined[str, Order, Total]])
+orders_by_id = pipeline.table("orders-by-id", KafkaSource.records("orders-by-id", key=int, value=Order))
+with_total = orders_by_id.join_table("with-total", totals_of, by=lambda order: order.customer, how="left")
+assert_type(with_total, Table[Any, Joined[Any, Order, Total | None]])
+assert_type(with_total.changes(), Stream[Record[Joined[Any, Order, Total | None] | None]])
+with_totals = orders_by_id.join_table("with-totals", totals_of, by=lambda order: order.customer or None)
+assert_type(with_totals, Table[Any, Joined[Any, Order, Total]])
 
 # enrich
 

@@ -88,6 +88,9 @@ by_id.join("neither", by_id)  # type: ignore[call-overload]  # pyright: ignore[r
 by_id.join("how", by_id, within=("0s", "1s"), how="outer")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 by_id.as_of("unkeyed", orders)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 by_id.join("table", pipeline.table("t", KafkaSource.records("t", value=Order)), within=("0s", "1s"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+orders_by_id = pipeline.table("by-id", KafkaSource.records("t", value=Order))
+orders_by_id.join_table("stream", by_id, by=lambda order: order.customer)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+orders_by_id.join_table("row", orders_by_id, by=lambda order: order.missing)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 pipeline.table("values", KafkaSource("t", value=Order))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
