@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from exactlyonce.connectors.filestore.store import path_problems
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.columns import RowField, columns_of, fields_of
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
@@ -19,13 +20,11 @@ from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions
 from exactlyonce.sinks.files.avro import Avro, avro_record
-from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
 from exactlyonce.sinks.files.place import Place
 from exactlyonce.sinks.files.writer import FilesWriter, StagedFiles, drop_older
-from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.sql.table import rows_of_table
 from exactlyonce.sinks.writer import Opened, WriterContext
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.columns import Column, columns_of
 from exactlyonce.pipeline.errors import ASKED_AGAIN, ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
@@ -24,7 +25,6 @@ from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.pipeline.sink import Sink, StoredRows
 from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import Committer, CommitterContext, StoreView
-from exactlyonce.sinks.files.columns import Column, columns_of
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.lake.table import S3_ON_BUCKET, S3_ON_OBJECTS, Conflict, Lake, LoadedTable, StagedFiles
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger

@@ -11,10 +11,11 @@ import msgspec
 from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.changes import holds_changes
+from exactlyonce.pipeline.columns import RowField, fields_of, kind_name
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.pipeline.sink import StoredRow, StoredRows
-from exactlyonce.sinks.sql.fields import ChangedRows, KeyColumns, RowField, fields_of, kind_name
+from exactlyonce.sinks.sql.fields import ChangedRows, KeyColumns
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.writer import value_type
