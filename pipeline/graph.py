@@ -23,6 +23,7 @@ from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.extras import SINKS, SOURCES, announcement
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Lookup
+from exactlyonce.pipeline.map_batches import BatchCalls
 from exactlyonce.pipeline.records import wire_schema
 from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink
 from exactlyonce.pipeline.source import Source
@@ -72,6 +73,8 @@ class Kind(str, Enum):
     """No function: passes on the records of a key by time"""
     DEDUPLICATE = "deduplicate"
     """No function: passes on the first record of a key, and others only after a time"""
+    MAP_BATCHES = "map_batches"
+    """(Arrow batch of records) -> Arrow batch of outputs"""
     ENRICH = "enrich"
     """async (list of records) -> list of answers; what comes out is `Enriched`"""
     PEEK = "peek"
@@ -147,6 +150,8 @@ class Node:
     """On LOOKUP."""
     calls: Calls | None = None
     """On ENRICH."""
+    batch_calls: BatchCalls | None = None
+    """On MAP_BATCHES."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -390,6 +395,8 @@ class LogicalGraph:
             line += f"  {node.lookup}"
         if node.calls is not None:
             line += f"  {node.calls}"
+        if node.batch_calls is not None:
+            line += f"  {node.batch_calls}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {shape.type_name(node.type)}"

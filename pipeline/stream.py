@@ -21,12 +21,15 @@ from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.functions import Emit, Function, Output, SideEmit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup, Pair, WindowJoin
 from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.map_batches import BatchCalls
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.shape import UnsupportedType
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Deduplicate, Expiry, InOrder, Order, Timed, kept_until
@@ -66,11 +69,13 @@ _KEY = "key_by(fn)"
 _SINK = 'sink(id, KafkaSink("topic"))'
 _WINDOW = 'key_by(fn).window(Tumbling("1m"))'
 _AGGREGATE = f"{_WINDOW}.aggregate(id, Count()), or key_by(fn).stateful_map(id, fn) for a result after each record"
+_BATCHES = "map_batches(fn, schema=...), of Arrow batches,"
 _OUTER = '.join(id, right, within=("-5m", "1h"), how="left")'
 _INSTEAD = {
     "group_by": _KEY, "group_by_key": _KEY, "partition_by": _KEY, "select_key": _KEY,
     "to": _SINK, "to_topic": _SINK, "sink_to": _SINK, "add_sink": _SINK, "through": _SINK, "write": _SINK,
     "foreach": "peek(fn)", "for_each": "peek(fn)", "inspect": "peek(fn)", "print": "peek(), which prints",
+    "map_in_arrow": _BATCHES, "map_in_pandas": _BATCHES, "map_partitions": _BATCHES, "map_batch": _BATCHES,
     "map_values": "map(fn)", "transform": "map(fn)", "select": "map(fn)", "flat_map_values": "flat_map(fn)",
     "where": "filter(fn)", "filter_not": "filter(fn)", "merge": "union(other)", "concat": "union(other)",
     "connect": "key_by(fn).co_process(id, right, Handler)", "branch": "split(fn, outputs=[...])",
@@ -141,6 +146,17 @@ class _Partial(Protocol[R_co]):
 
     @property
     def func(self) -> Callable[..., R_co]: ...
+
+
+_OfBatches = Callable[[Any], Any]
+"""A function of a `pyarrow.RecordBatch`: pyarrow has no types."""
+
+
+class _Schema(Protocol):
+    """A `pyarrow.Schema`."""
+
+    @property
+    def names(self) -> list[str]: ...
 
 
 class Pipeline:
@@ -350,6 +366,49 @@ class Stream(_Stream[T]):
         calls = Calls(_given(output, function.item), batch, in_flight, timeout, retries)
         type_ = enriched_type(self._type, calls.answer)
         return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
+
+    @overload
+    def map_batches(
+        self, fn: _OfBatches | _Partial[_OfBatches] | Callable[[], _OfBatches], *, schema: TypeForm[U],
+        max_rows: int = ..., id: str | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @overload
+    def map_batches(
+        self, fn: _OfBatches | _Partial[_OfBatches] | Callable[[], _OfBatches], *, schema: _Schema,
+        max_rows: int = ..., id: str | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[dict[str, Any]]: ...  # fmt: skip
+    @_operator
+    def map_batches(
+        self, fn: Any, *, schema: Any, max_rows: int = 4_096, id: str | None = None,
+        on_error: DeadLetterTarget | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """The rows of ``fn(batch)``, for models and other functions of many records at a time.
+
+        *batch* is a `pyarrow.RecordBatch` of at most *max_rows* records. Its columns are their fields, of records
+        without fields one column `value`. The function returns another one, or a table or data frame that Arrow reads,
+        with the columns of *schema*: a type of records, which the outputs have, or a `pyarrow.Schema`, for dicts.
+
+        There is a row for each record, in order. Or a column `row`, of integers, has the place in the batch of the
+        record that each row stems from: it may skip records, and repeat them, but does not fall.
+
+        A batch on which the function raises, or which differs from this, is halved down to the records that cause it:
+        they go to *on_error*, or the first of them stops the pipeline. Batches are cut anew after a restart, so the
+        rows of a record must not depend on other records. It needs the extra `arrow`.
+        """
+        function = self._builder.read(fn, ("batch",))
+        with needing("arrow", "pyarrow", "map_batches"):
+            import pyarrow
+
+            from exactlyonce.pipeline.arrow import record_type
+        given, type_ = None, UNKNOWN if schema is None else hints.known(schema)
+        if isinstance(schema, pyarrow.Schema):
+            given, type_ = schema, UNKNOWN
+            try:
+                type_ = record_type(given)
+            except UnsupportedType as error:
+                self._builder.problem(f"schema= cannot be the outputs': {error}")
+        calls = BatchCalls(max_rows, given)
+        return self._then(Kind.MAP_BATCHES, id, function, type_, batch_calls=calls, on_error=on_error)
 
     @overload
     def split(

@@ -11,6 +11,7 @@ from exactlyonce.pipeline.durations import written_duration
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.map_batches import BatchCalls
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.records import key_of_message, wire_schema
 from exactlyonce.pipeline.sink import delivery_problems
@@ -80,6 +81,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _state(node)
     if node.calls is not None:
         yield from _calls(node.calls)
+    if node.batch_calls is not None:
+        yield from _batch_calls(graph, node, node.batch_calls)
 
 
 def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
@@ -238,6 +241,15 @@ def _calls(calls: Calls) -> Iterator[str]:
         )
     elif problem := _problem(lambda: wire_schema(calls.answer)):
         yield f"the answers are kept in checkpoints, and {problem}"
+
+
+def _batch_calls(graph: LogicalGraph, node: Node, calls: BatchCalls) -> Iterator[str]:
+    taken = graph.type_of(node.inputs[0])
+    if taken is UNKNOWN:
+        yield _unknown(graph, node.inputs[0], "map_batches makes columns of their fields")
+    if node.type is UNKNOWN and calls.schema is None:
+        yield "schema= must be the type of the outputs, as a Struct, or a pyarrow.Schema"
+    yield from calls.problems(taken, node.type)
 
 
 def _reads_no_topic(node: Node) -> bool:

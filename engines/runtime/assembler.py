@@ -447,6 +447,8 @@ class Assembler:
         operator: ops.BatchOperator
         if node.calls is not None:
             operator = Enricher(node.id, function, node.calls, AnswerCodec(node.calls.answer), operators.answers)
+        elif node.batch_calls is not None:
+            operator = self._batch_mapper(node, function, operators.answers)
         elif node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
@@ -473,6 +475,11 @@ class Assembler:
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
         operators.functions.append((node.id, function))
         return function
+
+    def _batch_mapper(self, node: Node, function: Any, answers: Answers) -> ops.BatchOperator:
+        from exactlyonce.engines.runtime.batch_mapper import BatchMapper  # needs pyarrow
+
+        return BatchMapper.made(node, function, self.plan.graph.type_of(node.inputs[0]), answers)
 
     def _stateful(self, node: Node, function: Any, io: TaskIO, operators: TaskOperators) -> ops.Stateful:
         table = self._table(node, io, operators)

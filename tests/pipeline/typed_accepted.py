@@ -277,6 +277,25 @@ assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"
 assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
 assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])
 
+# map_batches
+
+
+def of_batch(batch: Any) -> Any:
+    return batch
+
+
+class BatchModel(Operator):
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
+assert_type(orders.map_batches(of_batch, schema=Total), Stream[Total])
+assert_type(orders.map_batches(BatchModel, schema=Total, max_rows=10), Stream[Total])
+assert_type(orders.map_batches(functools.partial(BatchModel, 3), schema=int, id="model"), Stream[int])
+
 # event time
 in_time = EventTime("placed", disorder="5s", idle=None)
 assert_type(pipeline.source("t1", KafkaSource("t", value=Order, time=in_time)), Stream[Order])

@@ -105,6 +105,9 @@ def at_once(some: list[Order]) -> list[int]:
 orders.enrich("others", of_totals)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 orders.enrich("plain", at_once)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
+orders.map_batches(lambda batch: batch)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+orders.map_batches(1, schema=Total)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
 pipeline.run(paralelism=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 pipeline.run(parallelism="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 pipeline.run(checkpoint_interval=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
