@@ -315,6 +315,32 @@ def enriched(name: str, source: str, sink: str, batch: str) -> Pipeline:
     return pipeline
 
 
+def same(order: Order) -> Order:
+    """The record as it is."""
+    return order
+
+
+def same_records(name: str, source: str, sink: str) -> Pipeline:
+    """A map that does nothing."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    orders.map(same).sink("out", KafkaSink(sink, key=lambda order: order.customer))
+    return pipeline
+
+
+def same_batch(batch: Any) -> Any:
+    """The batch as it is."""
+    return batch
+
+
+def same_batches(name: str, source: str, sink: str) -> Pipeline:
+    """A map of Arrow batches that does nothing."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    orders.map_batches(same_batch, schema=Order).sink("out", KafkaSink(sink, key=lambda order: order.customer))
+    return pipeline
+
+
 SLOW_S = 0.001
 
 

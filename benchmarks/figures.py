@@ -61,6 +61,7 @@ BOUNDS = {
     "p99 visibility of the last window after idle, minus the interval": Bound(1000, 200, at_least=False),
     "order log of a tumbling count, per record": Bound(0.05, 0.01, at_least=False),
     "enrich by a service of 20 ms, 200 records in flight, 50 a call, ratio": Bound(0.8, 0.95, at_least=True),
+    "map_batches of the same, against map": Bound(0.6, 0.8, at_least=True),
     "timers and a join on a twentieth of a processor, ratio": Bound(0.5, 0.8, at_least=True),
     "recovery once the processor is free again": Bound(5, 2, at_least=False),
     "p99 visibility minus the interval": Bound(300, 100, at_least=False),

@@ -24,6 +24,7 @@ import keyed_state
 import lakes
 import large_state
 import liveness
+import map_batches
 import memory
 import monitoring
 import overtaking
@@ -58,6 +59,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "event-time": event_time.scenario,
     "event-time-extremes": event_time_extremes.scenario,
     "enrich": enrich.scenario,
+    "map-batches": map_batches.scenario,
     "files": files.scenario,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
