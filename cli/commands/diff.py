@@ -45,6 +45,10 @@ def add(parser: Parser) -> None:
     parser.add_argument("--from", dest="checkpoint", metavar="N", type=int, help="begin with the state of checkpoint N")
     parser.add_argument("--to", metavar="WHERE", default=LATEST, help=f"where the input ends (default: latest): {TO}")
     parser.add_argument(
+        "--chunk-records", metavar="N", type=at_least_one,
+        help="the most records that are computed at once (default: as for `exactlyonce backfill`)",
+    )  # fmt: skip
+    parser.add_argument(
         "--limit", metavar="N", type=at_least_one, default=_SHOWN,
         help=f"the most differences of a sink (default: {_SHOWN})",
     )  # fmt: skip
@@ -57,7 +61,9 @@ def diff(args: argparse.Namespace) -> int:
 
     config, to = client(args), TO.read(args.to)
     versions = loaded(args), load(args.new, dict(args.param))
-    work = Diff(*versions, config, checkpoint=args.checkpoint, to=to, shown=args.limit)
+    work = Diff(
+        *versions, config, checkpoint=args.checkpoint, to=to, chunk_records=args.chunk_records, shown=args.limit
+    )
     progress = LineOfProgress(work.name, json=args.json)
     try:
         with executors(args, work.name, 2 * work.offsets, progress) as where:

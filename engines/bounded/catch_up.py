@@ -43,10 +43,10 @@ from exactlyonce.engines.bounded.stages import (
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
-from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE, chunk_records, first_chunk_records, free_bytes
 from exactlyonce.engines.connections import with_heartbeat
 from exactlyonce.engines.external_checks.preflight import Inputs, Offsets, check_operators
-from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
@@ -71,14 +71,6 @@ launch of its tasks on Spark."""
 SMALL_STATE_BYTES = 16 << 20
 SMALL_UNITS = 16
 """Of all stages."""
-UNIT_RECORDS = 1_000_000
-"""The records of a chunk for each unit of a stage."""
-UNIT_RECORDS_FIRST = 100_000
-"""Those of the first chunk, which nothing is measured for."""
-PRESUMED_BYTES, PRESUMED_MS = 1_000, 0.01
-"""A record of the first chunk stages no more, and takes a publication no longer, as a rule."""
-CHUNK_RECORDS_MIN = 100_000
-"""The size of a chunk that is tried even if it may not fit into the staging room."""
 Counted = tuple[str, str, int]
 """(id of a source or a sink, topic, partitions) by now."""
 REFERENCE_BYTES = 90
@@ -459,53 +451,6 @@ def follow_pause_s(idle_s: float) -> float:
     [0.1, 0.4, 1.0]
     """
     return min(FOLLOW_PAUSE_MAX_S, max(FOLLOW_PAUSE_MIN_S, idle_s / 10))
-
-
-def first_chunk_records(parallelism: int, partitions: int | None, *, free_bytes: int | None, timeout_ms: int) -> int:
-    """The records of the first chunk: `UNIT_RECORDS_FIRST` for each unit, so that units have some work, and
-    CHUNK_RECORDS at least; as many as presumably fit, see `chunk_records`.
-
-    *partitions* are those of the output topic with the fewest, which bound its publishers; None: there is no output.
-
-    >>> [first_chunk_records(units, 200, free_bytes=None, timeout_ms=900_000) for units in (2, 400, 2_000)]
-    [5000000, 40000000, 200000000]
-    >>> [first_chunk_records(2_000, 1, free_bytes=free, timeout_ms=900_000) for free in (None, 20_000_000_000)]
-    [22500000, 10000000]
-    """
-    publishers = parallelism if partitions is None else min(parallelism, partitions)
-    presumed = chunk_records(
-        parallelism,
-        offset_bytes=PRESUMED_BYTES,
-        free_bytes=free_bytes,
-        offset_ms=PRESUMED_MS / publishers,
-        timeout_ms=timeout_ms,
-    )
-    return max(CHUNK_RECORDS, min(UNIT_RECORDS_FIRST * parallelism, presumed))
-
-
-def chunk_records(
-    parallelism: int, *, offset_bytes: float, free_bytes: int | None, offset_ms: float = 0.0, timeout_ms: int = 0
-) -> int:
-    """The most records of the next chunk, of which each has staged *offset_bytes* so far, and taken *offset_ms*.
-
-    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, if it
-    is known, nor than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither
-    makes a chunk smaller than CHUNK_RECORDS_MIN.
-
-    >>> tebibyte = 1 << 40
-    >>> [chunk_records(units, offset_bytes=100.0, free_bytes=tebibyte) for units in (128, 2)]
-    [128000000, 5000000]
-    >>> [chunk_records(128, offset_bytes=100.0, free_bytes=free) for free in (2_000_000_000, 0)]
-    [10000000, 100000]
-    >>> chunk_records(128, offset_bytes=100.0, free_bytes=tebibyte, offset_ms=0.002, timeout_ms=60_000)
-    7500000
-    """
-    most = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
-    if offset_bytes and free_bytes is not None:
-        most = min(most, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
-    if offset_ms:
-        most = min(most, max(CHUNK_RECORDS_MIN, int(timeout_ms / 4 / offset_ms)))
-    return most
 
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:

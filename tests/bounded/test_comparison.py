@@ -13,12 +13,12 @@ from exactlyonce.engines.bounded.unit.comparison import (
     ComparableRows,
     Compared,
     ComparedOutput,
-    Comparison,
     compare_lane,
+    comparisons,
     difference,
 )
 from exactlyonce.engines.bounded.unit.outgoing import LanesByKey
-from exactlyonce.engines.bounded.unit.staging import FrameWriter, OutputBatch, OutputFile, stage_messages
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, OutputBatch, OutputFile
 from exactlyonce.pipeline.sink import StoredRow, StoredRows
 
 Rows = Iterable[tuple[StoredRow, int]]
@@ -45,9 +45,9 @@ def compared(folder: Path, old: Rows, new: Rows) -> list[Compared]:
     """The comparison of three lanes."""
     lanes = 3
     sides = [staged(folder, side, lanes) for side in (old, new)]
-    old_place, new_place = stage_messages(str(folder / f"compare-{next(_number)}"), sides)
-    work = [msgspec.msgpack.encode(Comparison(lane, old_place, new_place, 100, True)) for lane in range(lanes)]
-    return [msgspec.msgpack.decode(compare_lane(each, "test-0"), type=Compared) for each in work]
+    work = comparisons(str(folder / f"compare-{next(_number)}"), sides, lanes, shown=100, rows=True)
+    answers = [compare_lane(msgspec.msgpack.encode(each), "test-0") for each in work]
+    return [msgspec.msgpack.decode(answer, type=Compared) for answer in answers]
 
 
 def differences(done: Iterable[Compared]) -> list[tuple[Any, ...]]:

@@ -132,7 +132,7 @@ def test_a_notebook_does_what_the_commands_do(
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
     assert (replayed.agrees, replayed.records, replayed.produced) == (True, 5, 5)
     assert len(kafka.read_committed(f"{topic_name}-again")) == 5
-    compared = diff(spark, pipeline, "tripling:pipeline", checkpoint=1, **given)
+    compared = diff(spark, pipeline, "tripling:pipeline", checkpoint=1, chunk_records=2, **given)
     assert (compared.agrees, compared.records, [sink.new for sink in compared.sinks]) == (False, 5, [5])
     rows = compared.frame(spark).collect()
     assert {int(row.old) % 2 for row in rows if row.old is not None} == {0}

@@ -64,13 +64,14 @@ def test_in_process(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_diff_compares_the_rows_for_every_store(job: Job, tmp_path: Path) -> None:
-    """By the key of an upsert, else by input record; the stores have what the run has written, and no more."""
+    """By the key of an upsert, else by input record, in three chunks; the stores have what the run has written."""
     job.feed(300)
     job.finish()
     more = job.feed(300)
     del job.fed[-len(more) :]
     totals = [order for order in (json.loads(value) for _, value in more) if order["customer"] == RAISED]
-    work = Diff(loaded(job), loaded(job, "raised"), job.config, checkpoint=job.history().checkpoint_latest)
+    base = job.history().checkpoint_latest
+    work = Diff(loaded(job), loaded(job, "raised"), job.config, checkpoint=base, chunk_records=100)
     report = work.run(Executors(in_process, tmp_path, lambda: 1), Silent())
     assert report.records == len(more)
     assert not report.unjudged

@@ -90,7 +90,8 @@ def _run(place: WorkPlace, label: str) -> Receipt:
             )
         physical = plan(graph, spec.parallelism)
         task = next(task for task in physical.tasks if task.name == unit.task)
-        with KEPT.storage(place.client, spec.topic, spec.storage) as storage, KEPT.collector.collecting_rarely():
+        kept = KEPT.storage(place.client, spec.topic, spec.storage, stage.state)
+        with kept as storage, KEPT.collector.collecting_rarely():
             blocks = WorkerBlocks(storage.begin(spec.incarnation, spec.attempt)) if stage.write_state else None
             assembly = Assembly(
                 stage, unit, place.client, plan=physical, task=task, label=label, files=files, storage=storage,
@@ -286,7 +287,7 @@ class Assembly:
 
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Shuffle:
         receivers, groups = self.plan.parallelism, self.plan.graph.max_parallelism
-        writer = self._file(f"channel-{edge.name}-{{}}", receivers)
+        writer = self._file(self.stage.files, f"channel-{edge.name}", receivers)
         exact = self.unit.order is not None
         sending = Sending(edge.name, self.unit.subtask, groups, codec, writer, self.clock, exact=exact)
         self.sendings.append(sending)
@@ -333,17 +334,17 @@ class Assembly:
         self, node: Node, encoder: SinkEncoder, receivers: int, distribution: Distribution | None
     ) -> Push:
         """Stage the output of sink *node*, which *distribution* has over so many *receivers*."""
-        file = self._file(f"output-{node.id}-{{}}", receivers)
+        file = self._file(self.stage.outputs or self.stage.files, f"output-{node.id}", receivers)
         staging = Staging(node.id, self.unit.subtask, file, distribution, origins=self.stage.origins)
         self.stagings.append(staging)
         letters = self.operators.dead_letters.get(node.id)
         staging.output = sink_output(node, self.plan.graph, staging.write, encoder, dead_letters=letters)
         return staging.output
 
-    def _file(self, name: str, receivers: int) -> FrameWriter:
-        """A file of this attempt; the braces in *name* stand for the subtask. No id has a "+", so names are unique."""
-        name = name.format(self.unit.subtask).replace(">", "+")
-        return FrameWriter(f"{self.stage.files}{name}.{self.label}", receivers)
+    def _file(self, files: str, name: str, receivers: int) -> FrameWriter:
+        """A file of this attempt among *files*. No id has a "+", so names are unique."""
+        name = f"{name}-{self.unit.subtask}".replace(">", "+")
+        return FrameWriter(f"{files}{name}.{self.label}", receivers)
 
 
 def _sent_to(

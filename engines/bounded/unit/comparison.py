@@ -23,7 +23,15 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.staging import OutputFile, StagedFiles, StagedRange, origin_bytes, read_lane
+from exactlyonce.engines.bounded.unit.staging import (
+    OutputFile,
+    StagedFiles,
+    StagedRange,
+    origin_bytes,
+    ranges_in,
+    read_places,
+    stage_messages,
+)
 from exactlyonce.pipeline.dead_letters import compared
 from exactlyonce.pipeline.sink import StoredRows
 from exactlyonce.sinks.kafka.sink import Outputs
@@ -67,10 +75,10 @@ class KeyDifference(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True, tag="comparison"):
     """A lane of the outputs of a sink in both versions."""
 
-    lane: int
-    old: StagedRange
-    """A message with the `OutputFile` of each subtask, in order."""
-    new: StagedRange
+    files: tuple[StagedRange, StagedRange]
+    """Messages with the locations of the old version's files, in the order of its outputs, and of the new one's."""
+    slots: StagedRange
+    """A message with the slots of the lane in both, as of `ranges_in`."""
     shown: int
     """The most differences to return."""
     rows: bool
@@ -92,15 +100,28 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Comparison)
-_outputs_decoder = msgspec.msgpack.Decoder(list[OutputFile])
+_files_decoder = msgspec.msgpack.Decoder(list[str])
+_slots_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes])
+
+
+def comparisons(
+    location: str, sides: Sequence[Sequence[OutputFile]], lanes: int, *, shown: int, rows: bool
+) -> Iterator[Comparison]:
+    """The comparison of each lane of *sides*, the old version's outputs and the new one's; staged at *location*."""
+    files = [[output.file.location for output in side] for side in sides]
+    slots = [[b"".join([output.file.slot(lane) for output in side]) for side in sides] for lane in range(lanes)]
+    old, new, *of_lanes = stage_messages(location, [*files, *slots])
+    for of_lane in of_lanes:
+        yield Comparison((old, new), of_lane, shown, rows)
 
 
 def compare_lane(comparison: bytes, attempt_label: str) -> bytes:
     """Compare the lane of an encoded `Comparison`; return the encoded `Compared`."""
     work = _decoder.decode(comparison)
     with closing(StagedFiles()) as files:
-        sides = [_outputs_decoder.decode(files.message(side)) for side in (work.old, work.new)]
-    lanes = [_Lane(side, work.lane, rows=work.rows) for side in sides]
+        locations = [_files_decoder.decode(files.message(side)) for side in work.files]
+        slots = _slots_decoder.decode(files.message(work.slots))
+    lanes = [_Lane([*filter(None, ranges_in(*side))], rows=work.rows) for side in zip(locations, slots, strict=True)]
     (old, old_keyless), (new, new_keyless) = (lane.digests() for lane in lanes)
     differing = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
     shown = set(differing[: work.shown])
@@ -128,8 +149,7 @@ def _digest(before: bytes, output: ComparedOutput) -> bytes:
 class _Lane:
     """A lane of the outputs of one version."""
 
-    files: Sequence[OutputFile]
-    lane: int
+    places: Sequence[StagedRange]
     _: KW_ONLY
     rows: bool
 
@@ -156,7 +176,7 @@ class _Lane:
 
     def outputs(self) -> Iterator[tuple[bytes | None, ComparedOutput]]:
         """Each output with its key; a row without one with `_APPENDED` and its origin."""
-        for batch in read_lane(self.files, self.lane):
+        for batch in read_places(self.places):
             none = [None] * len(batch.values)
             columns = (batch.keys or none, batch.values, batch.headers or none, batch.timestamps or none,
                        batch.origins or none)  # fmt: skip

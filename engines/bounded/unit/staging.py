@@ -39,13 +39,12 @@ import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.connectors.confluent import NOW
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, STAGING, FileStore, Retries, store_at
 from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, require
 from exactlyonce.sinks.kafka.sink import Outputs
 
-STAGING = "The staging folder"
 FOLDERS_KEPT = 4
 BUFFER_BYTES = 1 << 20
 GATHERED_BYTES_MAX = 32 << 20
@@ -562,6 +561,13 @@ def read_lane(outputs: Iterable[OutputFile], receiver: int, *, origins: bool = T
     with closing(StagedFiles()) as files:
         for batches in read_outputs(files, lanes, origins=origins):
             yield from batches
+
+
+def read_places(places: Iterable[StagedRange]) -> Iterator[OutputBatch]:
+    """The batches at *places*, one place after the other."""
+    with closing(StagedFiles()) as files:
+        for frames in files.in_turn(places):
+            yield from map(_output_decoder.decode, frames.bodies())
 
 
 @contextmanager
