@@ -28,6 +28,7 @@ from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import HISTORY, Manifest
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance, first_part, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
@@ -237,18 +238,22 @@ class CatchUp:
                 f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {self._name}` or "
                 f"`exactlyonce run {self._name}`."
             )
-        if self.no_output and latest is not None and not begins and not latest.has_no_output:
-            raise ConfigError(
-                f"{name} has written output up to checkpoint {latest.checkpoint}: {setting('no_output')} is for "
-                f"history before its first output. Leave it out."
-            )
         if not begins:
+            self._refuse_written(latest)
             self._refuse_unaligned(latest)
         if not self.take_over:
             refuse_if_running(history)
         begun = None if begins or history.condemned else latest
         self._judge_parallelism(graph, begun)
         self._judge_topics(begun)
+
+    def _refuse_written(self, latest: Manifest | None) -> None:
+        """Raise ConfigError if work without output would follow on checkpoint *latest*, which had its output."""
+        if self.no_output and latest is not None and not latest.has_no_output:
+            raise ConfigError(
+                f"{latest.pipeline} has written output up to checkpoint {latest.checkpoint}: {setting('no_output')} "
+                f"is for history before its first output. Leave it out."
+            )
 
     def _judge_parallelism(self, graph: LogicalGraph, begun: Manifest | None) -> None:
         """Take the parallelism of state that is kept by partition; no more subtasks than key groups."""
@@ -309,14 +314,24 @@ class CatchUp:
             )
         with closing(self._connections(physical, self._note, submit, staging)) as connections, closing(KEPT):
             _refuse_too_wide(physical, connections)
+            self._judge_again(connections)
             summary = Summary(connections.recover(), parallelism=physical.parallelism)
             with connections.failing():
+                self._refuse_written(summary.manifest)
                 self._refuse_unaligned(summary.manifest)
                 self._reach(connections, summary, submit, staging)
                 if self.follow:
                     self._go_on(connections, summary, submit, staging)
             connections.drive(connections.leader.conclude())
         return summary
+
+    def _judge_again(self, connections: PipelineConnections) -> None:
+        """Raise what has come to stand in the way since `judge`, while Spark started. Nobody is fenced yet."""
+        history = connections.drive(last_look(connections.pipeline, connections.log.peek_at_stable, connections.clock))
+        if not self.take_over:
+            refuse_if_running(history)
+        if self.options.restoration is None:
+            self._refuse_written(history.latest)
 
     def _go_on(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> None:
         """Follow the input until the end is asked for."""
