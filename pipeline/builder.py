@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from exactlyonce.pipeline import functions, hints, shape
 from exactlyonce.pipeline.aggregates import Accumulator, Misuse
 from exactlyonce.pipeline.codec import Codec
@@ -210,7 +208,7 @@ class Builder:
         )  # fmt: skip
         return self._as_table(result, key)
 
-    def _sent(self, origin: Input, key: Callable[[Any], msgspec.Raw], key_type: Any) -> Input:
+    def _sent(self, origin: Input, key: Callable[[Any], bytes], key_type: Any) -> Input:
         """Messages of a step, by *key*, which is canonical already."""
         function = Function(call=key, name="the key of its messages")
         return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)

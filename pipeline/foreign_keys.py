@@ -45,7 +45,7 @@ class Subscription(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ends: bool = False
 
 
-class RowVersion(msgspec.Struct, Generic[L], frozen=True, array_like=True):
+class RowVersion(msgspec.Struct, Generic[L], frozen=True, array_like=True, gc=False):
     """A version of a left row."""
 
     row: bytes
@@ -56,7 +56,7 @@ class RowVersion(msgspec.Struct, Generic[L], frozen=True, array_like=True):
     """Whether an answer of this version comes."""
 
 
-class Answer(msgspec.Struct, Generic[R], frozen=True, array_like=True):
+class Answer(msgspec.Struct, Generic[R], frozen=True, array_like=True, gc=False):
     """The right row of a left one; of one version of a left row come as many as the right row has changes, and one."""
 
     row: bytes
@@ -65,18 +65,12 @@ class Answer(msgspec.Struct, Generic[R], frozen=True, array_like=True):
     """None: there is none."""
 
 
-_row: Callable[[Any], bytes] = attrgetter("row")
-_foreign_key: Callable[[Any], bytes] = attrgetter("foreign_key")
-
-
-def key_of_row(message: Any) -> msgspec.Raw:
-    """The key of a message to the owner of a left row: it is canonical already."""
-    return msgspec.Raw(_row(message))
-
-
-def key_of_subscription(subscription: Any) -> msgspec.Raw:
-    """Likewise, to the owner of a foreign key."""
-    return msgspec.Raw(_foreign_key(subscription))
+key_of_row: Callable[[Any], bytes] = attrgetter("row")
+"""The key of a message to the owner of a left row: it is canonical already."""
+key_of_subscription: Callable[[Any], bytes] = attrgetter("foreign_key")
+"""Likewise, to the owner of a foreign key."""
+CANONICAL_KEYS = key_of_row, key_of_subscription
+"""The functions of KEY_BY that give canonical keys."""
 
 
 def row_type(changelog: Any) -> Any:

@@ -56,6 +56,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.foreign_keys import CANONICAL_KEYS
 from exactlyonce.pipeline.functions import Context
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -455,6 +456,8 @@ class Assembler:
             operator = join_operators.LookupJoiner.made(node, node.lookup, self._table(node, io, operators))
         elif node.stateful:
             operator = self._stateful(node, cast("Any", function), io, operators)
+        elif node.kind is Kind.KEY_BY and node.fn in CANONICAL_KEYS:
+            operator = ops.KeyByCanonical(node.id, cast("Any", node.fn))
         elif node.kind is Kind.KEY_BY:
             apart = node.partitioned or node.type is UNKNOWN
             places = key_places(self.plan.graph, node, self.manifest, self.plan.parallelism, self.subtask)

@@ -34,7 +34,7 @@ from exactlyonce.pipeline.foreign_keys import (
     parent_of,
 )
 from exactlyonce.pipeline.joins import Joined
-from exactlyonce.pipeline.keys import explained_key, key_groups
+from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.state.backend import TimedTable
@@ -63,7 +63,7 @@ def _put(_: Any, states: tuple[Any]) -> Any:
 
 def _replace(table: TimedTable[Any], slot: int, states: dict[bytes, Any]) -> None:
     """Put *states* by key into *slot*; None removes one."""
-    kept = {key: state for key, state in states.items() if state is not None}
+    kept = {key: state for key, state in states.items() if state is not None} if None in states.values() else states
     if kept:
         table.update(_put, [slot] * len(kept), [*kept], list(zip(kept.values(), strict=True)))
     if len(kept) < len(states):
@@ -120,7 +120,12 @@ class Subscriber(TableJoiner):
 
     def _foreign_key(self, record: Record[Any]) -> bytes | None:
         key = None if record.value is None else self.by(record.value)
-        return None if key is None else explained_key(key)
+        if key is None:
+            return None
+        try:
+            return canonical_key(key)
+        except (TypeError, OverflowError):
+            return explained_key(key)  # which raises with an explanation, for which each call is slower
 
     def __call__(self, batch: Batch) -> None:
         batch, foreign_keys = self.apply(self._foreign_key, batch)
@@ -134,6 +139,7 @@ class Subscriber(TableJoiner):
         self._counts.read(rows, groups)
         last, changed = self._counts.last, dict[bytes, bytes | None]()
         versions, subscriptions, places = list[RowVersion[Any]](), list[Subscription](), list[int]()
+        tell, send, stem = versions.append, subscriptions.append, places.append
         for place, (row, group, foreign_key, record) in enumerate(
             zip(rows, groups, foreign_keys, batch.records, strict=True)
         ):
@@ -141,12 +147,12 @@ class Subscriber(TableJoiner):
             if foreign_key != (left := before[row]):
                 before[row] = changed[row] = foreign_key
                 if left is not None:
-                    subscriptions.append(Subscription(row, version, left, True))
-                    places.append(place)
+                    send(Subscription(row, version, left, True))
+                    stem(place)
             if foreign_key is not None:
-                subscriptions.append(Subscription(row, version, foreign_key))
-                places.append(place)
-            versions.append(RowVersion(row, version, record.value, foreign_key is not None))
+                send(Subscription(row, version, foreign_key))
+                stem(place)
+            tell(RowVersion(row, version, record.value, foreign_key is not None))
         _replace(self.table, ROWS, changed)
         self.activity.leave(self.id, entered_s, 0)
         for push in self.sides[ROW_VERSIONS]:
@@ -218,17 +224,14 @@ class Answerer(Sides, TableJoiner):
         buckets = [self.table.get(slot, key) for slot in self.table.slots_of(key) if slot != RIGHT]
         return sorted(chain.from_iterable(bucket[1].items() for bucket in buckets if bucket is not None))
 
-    def _buckets(self, key: bytes) -> int:
-        """The number of the buckets of *key*."""
-        slots = self.table.slots_of(key)
-        return slots[-1] if slots else 0
-
     def _subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Keep *subscriptions*, of which some end, in buckets."""
         keys = [subscription.foreign_key for subscription in subscriptions]
-        known = self.table.present(set(keys))
-        counts = {key: max(1, self._buckets(key)) if key in known else 1 for key in set(keys)}
-        more: dict[bytes, int] = dict.fromkeys((key for key, count in counts.items() if count > 1), 0)
+        own = list(set(keys))
+        firsts = zip(own, self.table.get_all(1, own), strict=True)
+        several = [key for key, first in firsts if first is not None and first[2]]
+        counts = {key: self.table.slots_of(key)[-1] for key in several}
+        more = dict.fromkeys(counts, 0)
         resized: dict[bytes, None] = {}
 
         def subscribed(state: Bucket | None, subscription: Subscription) -> Bucket:
@@ -245,10 +248,11 @@ class Answerer(Sides, TableJoiner):
                 resized[key] = None
             return state
 
-        slots = [
-            1 if (count := counts[key]) == 1 else bucket_of(subscription.row, count)
-            for key, subscription in zip(keys, subscriptions, strict=True)
-        ]
+        slots = [1] * len(keys)
+        if counts:
+            for place, (key, subscription) in enumerate(zip(keys, subscriptions, strict=True)):
+                if key in counts:
+                    slots[place] = bucket_of(subscription.row, counts[key])
         self.table.update(subscribed, slots, keys, subscriptions)
         for key, added in more.items():
             if added:
@@ -317,34 +321,32 @@ class Resolver(Sides, TableJoiner):
         states, early = self._read(rows, groups), self._early(rows, groups)
         heard, is_left = self._heard.last, self.join.how == "left"
         changed, taken = dict[bytes, State | None](), dict[bytes, None]()
-        results = _Results()
+        pairs, places = list[tuple[Any, Any] | None](), list[int]()
         for place, (row, group, version) in enumerate(zip(rows, groups, batch.records, strict=True)):
             heard[group] = version.version
             state = states[row]
-            stands = state is not None and state[3]
-            if version.left is None:
-                if stands:
-                    results.add(place, None)
-                state = None
-            elif not version.has_partner:
-                if is_left:
-                    results.add(place, (version.left, None))
-                elif stands:
-                    results.add(place, None)
-                state = (version.version, None, None, True) if is_left else None
-            else:
-                state = (version.version, version.left, None, stands)
-                answer = early.get(row)
-                if answer is not None and answer[0] == version.version:
-                    state = self._resolved(state, answer[2], place, results)
-                if answer is not None and answer[0] <= version.version:
+            stands, left = state is not None and state[3], version.left
+            if left is not None and version.has_partner:
+                state = (version.version, left, None, stands)
+                if early and (answer := early.get(row)) is not None and answer[0] <= version.version:
                     del early[row]
                     taken[row] = None
+                    if answer[0] == version.version:
+                        state = self._resolved(state, answer[2], place, pairs, places)
+            elif left is not None and is_left:
+                pairs.append((left, None))
+                places.append(place)
+                state = (version.version, None, None, True)
+            else:
+                if stands:
+                    pairs.append(None)
+                    places.append(place)
+                state = None
             states[row] = changed[row] = state
         _replace(self.table, ROWS, changed)
         _replace(self.table, EARLY, dict.fromkeys(taken))
         self.activity.leave(self.id, entered_s, len(rows))
-        self._push(batch, results)
+        self._push(batch, pairs, places)
 
     def right(self, batch: Batch) -> None:
         """Take answers."""
@@ -353,22 +355,21 @@ class Resolver(Sides, TableJoiner):
         groups = key_groups(rows, self.max_parallelism)
         states, heard = self._read(rows, groups), self._heard.last
         changed, early = dict[bytes, State | None](), list[tuple[bytes, State]]()
-        results = _Results()
+        pairs, places = list[tuple[Any, Any] | None](), list[int]()
         for place, (row, group, answer) in enumerate(zip(rows, groups, batch.records, strict=True)):
-            if answer.version > heard[group]:
-                early.append((row, (answer.version, None, answer.right, False)))
-                continue
             state = states[row]
-            if state is not None and state[0] == answer.version:
-                resolved = self._resolved(state, answer.right, place, results)
+            if state is not None and state[0] == answer.version:  # it was heard of
+                resolved = self._resolved(state, answer.right, place, pairs, places)
                 if resolved is not state:
                     states[row] = changed[row] = resolved
+            elif answer.version > heard[group]:
+                early.append((row, (answer.version, None, answer.right, False)))
         _replace(self.table, ROWS, changed)
         if early:
             keys, answers = zip(*early, strict=True)
             self.table.update(_newer, [EARLY] * len(keys), keys, answers)
         self.activity.leave(self.id, entered_s, len(rows))
-        self._push(batch, results)
+        self._push(batch, pairs, places)
 
     def _read(self, rows: Sequence[bytes], groups: Sequence[int]) -> dict[bytes, State | None]:
         """The states of *rows*; reads the last versions of *groups*, too."""
@@ -386,40 +387,32 @@ class Resolver(Sides, TableJoiner):
         answers = zip(own, self.table.get_all(EARLY, own), strict=True)
         return {row: answer for row, answer in answers if answer is not None}
 
-    def _resolved(self, state: State, right: Any, place: int, results: _Results) -> State:
-        """The state of a row, of *state*, once it is known that *right* is its partner; None: it has none."""
+    def _resolved(
+        self, state: State, right: Any, place: int, pairs: list[tuple[Any, Any] | None], places: list[int]
+    ) -> State:
+        """The state of a row, of *state*, once it is known that *right* is its partner; None: it has none. Adds its
+        result, if there is one, to *pairs*, and the *place* that it stems from to *places*."""
         version, left, _, stands = state
-        if right is None and self.join.how == "inner":
-            if stands:
-                results.add(place, None)
-            return (version, left, None, False) if stands else state
-        results.add(place, (left, right))
-        return state if stands else (version, left, None, True)
+        if right is not None or self.join.how == "left":
+            pairs.append((left, right))
+            places.append(place)
+            return state if stands else (version, left, None, True)
+        if stands:
+            pairs.append(None)
+            places.append(place)
+            return version, left, None, False
+        return state
 
-    def _push(self, batch: Batch, results: _Results) -> None:
-        if not results.places:
+    def _push(self, batch: Batch, pairs: Sequence[tuple[Any, Any] | None], places: Sequence[int]) -> None:
+        """Give results, each of a pair of rows, or a tombstone for None; they stem from the records at *places*."""
+        if not places:
             return
         assert batch.keys is not None
-        keys = self.read_keys([batch.keys[place] for place in results.places])
+        keys = self.read_keys([batch.keys[place] for place in places])
         records = [
-            Record(None if pair is None else Joined(key, *pair), key)
-            for key, pair in zip(keys, results.pairs, strict=True)
+            Record(None if pair is None else Joined(key, *pair), key) for key, pair in zip(keys, pairs, strict=True)
         ]
-        self.push(batch.stemming(records, results.places))
-
-
-class _Results:
-    """The pairs of left and right rows that a batch gives, None for a tombstone, with the places they stem from."""
-
-    __slots__ = ("pairs", "places")
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[Any, Any] | None] = []
-        self.places: list[int] = []
-
-    def add(self, place: int, pair: tuple[Any, Any] | None) -> None:
-        self.places.append(place)
-        self.pairs.append(pair)
+        self.push(batch.stemming(records, places))
 
 
 def _newer(before: State | None, answer: State) -> State:

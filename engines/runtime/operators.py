@@ -322,6 +322,16 @@ class KeyBy(BatchOperator):
         return explained_key(self.fn(record)), record if self.in_utc is None else self.in_utc(record)
 
 
+@dataclass(slots=True)
+class KeyByCanonical(BatchOperator):
+    """A `KeyBy` of messages that have canonical keys, and came through a `KeyBy` before."""
+
+    fn: Callable[[Any], bytes]
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(batch.keyed(list(map(self.fn, batch.records))))
+
+
 class Emitted:
     """The records that a function emits on *batch*, by output, with the places they stem from. `push` sends them on."""
 

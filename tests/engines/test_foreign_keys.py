@@ -111,10 +111,10 @@ class Cluster:
             operator.downstream = [self._take]
         return operator
 
-    def _sends(self, edge: str, sender: int, key_of: Callable[[Any], Any]) -> Callable[[Batch], None]:
+    def _sends(self, edge: str, sender: int, key_of: Callable[[Any], bytes]) -> Callable[[Batch], None]:
         def send(batch: Batch) -> None:
             for record in batch.records:
-                self._send(edge, sender, canonical_key(key_of(record)), record)
+                self._send(edge, sender, key_of(record), record)
 
         return send
 
