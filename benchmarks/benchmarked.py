@@ -264,6 +264,26 @@ def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
     return pipeline
 
 
+class Named(msgspec.Struct):
+    """A customer."""
+
+    name: str
+
+
+def customer_of(order: Order) -> str:
+    """The key of the customer."""
+    return order.customer
+
+
+def named(name: str, source: str, sink: str, customers: str) -> Pipeline:
+    """A table of orders with their customers, of another table."""
+    pipeline = Pipeline(name)
+    orders = pipeline.table("orders", KafkaSource.records(source, key=str, value=Order))
+    rows = pipeline.table("customers", KafkaSource.records(customers, key=str, value=Named))
+    orders.join_table("named", rows, by=customer_of).changes().sink("out", KafkaSink(sink))
+    return pipeline
+
+
 class Quiet:
     """Tells of a customer with no order for a second."""
 

@@ -53,6 +53,7 @@ BOUNDS = {
     "session count, against the running total": Bound(0.4, 0.7, at_least=True),
     "as-of join of 10 records with 1 version, against the running total": Bound(0.4, 0.6, at_least=True),
     "interval join with 1 match each, against the running total": Bound(0.3, 0.45, at_least=True),
+    "join of tables by a foreign key, 100,000 customers, against the running total": Bound(0.2, 0.3, at_least=True),
     "deduplication of 1,000,000 ids, against the running total": Bound(0.3, 0.45, at_least=True),
     "deduplication of 1,000,000 ids by arrival, against the running total": Bound(0.5, 0.7, at_least=True),
     "longest gap between batches, 1,000,000 windows end at once": Bound(150, 60, at_least=False),

@@ -42,6 +42,7 @@ import spark_state
 import state_asked
 import store_sinks
 import table_changes
+import table_join
 import throughput
 import visibility
 from bench import Bench
@@ -58,6 +59,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "many-totals": throughput.many_totals,
     "event-time": event_time.scenario,
     "event-time-extremes": event_time_extremes.scenario,
+    "table-join": table_join.scenario,
     "enrich": enrich.scenario,
     "map-batches": map_batches.scenario,
     "files": files.scenario,
