@@ -50,7 +50,17 @@ from exactlyonce.connectors import (
     SourceOffset,
     SplitSource,
 )
-from exactlyonce.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
+from exactlyonce.sinks import (
+    DeltaSink,
+    DuckDBSink,
+    FileSink,
+    IcebergSink,
+    KafkaSink,
+    MySQLSink,
+    PostgresSink,
+    PrintSink,
+    RedisSink,
+)
 
 
 class Order(msgspec.Struct):
@@ -342,6 +352,7 @@ orders.sink("my", MySQLSink("orders", dsn="env:SHOP_DSN"))
 orders.sink("redis", RedisSink("env:CACHE", key=lambda order: f"order:{order.id}"))
 orders.sink("lines", FileSink("/data/out", format="parquet", roll_interval="1m", roll_bytes=1 << 26))
 orders.sink("delta", DeltaSink("/data/delta", create=True))
+orders.sink("duck", DuckDBSink("shop.duckdb", table="orders", mode="upsert", key="id"))
 orders.sink("ice", IcebergSink("shop.orders", catalog={"type": "rest"}, create=True))
 orders.map(Enrich).sink("wide", PrintSink())
 

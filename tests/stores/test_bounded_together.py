@@ -24,7 +24,7 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-SINKS = [f"{store}-{how}" for store in ("mariadb", "postgres") for how in ("append", "upsert")]
+SINKS = [f"{store}-{how}" for store in ("duckdb", "mariadb", "postgres") for how in ("append", "upsert")]
 SINKS += ["redis-stream", "redis-string", "files-jsonl", "files-parquet"]
 
 

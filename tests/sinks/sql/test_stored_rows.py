@@ -12,7 +12,7 @@ from changed_rows import Item, applied, change, changes
 from exactlyonce import Record
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.sink import Sink, StoredRow, StoredRows
-from exactlyonce.sinks import DeltaSink, FileSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
+from exactlyonce.sinks import DeltaSink, DuckDBSink, FileSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
 from exactlyonce.sinks.redis.rows import row
 
 ITEM = Item("a", 1, "first")
@@ -42,7 +42,8 @@ def test_an_upsert_has_the_key_of_its_columns(sink: Sink[Any]) -> None:
 
 def test_an_append_has_no_key() -> None:
     lake: Sink[Any] = DeltaSink("/lake/items")
-    for sink in [*tables(), lake, FileSink("/files/items"), FileSink("/files/items", format="avro")]:
+    duckdb: Sink[Any] = DuckDBSink("shop.duckdb", table="items")
+    for sink in [*tables(), lake, duckdb, FileSink("/files/items"), FileSink("/files/items", format="avro")]:
         rows = stored(sink, Item)
         assert rows.found_by == ""
         assert rows.rows([ITEM, ITEM]) == [StoredRow(None, COLUMNS)] * 2
