@@ -28,7 +28,7 @@ from exactlyonce.connectors import FileSource, KafkaSource, PostgresChanges
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.stream import Stream
-from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import DeltaSink, DuckDBSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
 def passing(name: str, source: str, sink: str) -> Pipeline:
@@ -415,6 +415,11 @@ def _stored(name: str, source: str, sink: Sink[Order]) -> Pipeline:
 def to_postgres(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table."""
     return _stored(name, source, PostgresSink("orders", dsn=place))
+
+
+def to_duckdb(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table in the file *place*."""
+    return _stored(name, source, DuckDBSink(place, table="orders"))
 
 
 def captured(

@@ -104,6 +104,7 @@ BOUNDS = {
     "Kafka to PostgreSQL, ratio": Bound(0.5, 0.8, at_least=True),
     "Kafka to MariaDB, ratio": Bound(0.5, 0.8, at_least=True),
     "Kafka to Redis, ratio": Bound(0.5, 0.8, at_least=True),
+    "Kafka to DuckDB, ratio": Bound(0.5, 0.8, at_least=True),
     "changes into Kafka, against psycopg reading the slot, ratio": Bound(0.5, 0.7, at_least=True),
     "changes into Kafka": Bound(80_000, 120_000, at_least=True),
     "rows of a table into Kafka, against psycopg reading one COPY, ratio": Bound(0.5, 0.7, at_least=True),
@@ -122,6 +123,7 @@ BOUNDS = {
     "commit of a checkpoint to PostgreSQL, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to MariaDB, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to Redis, p99": Bound(300, 150, at_least=False),
+    "commit of a checkpoint to DuckDB, p99": Bound(300, 150, at_least=False),
 }
 """By the figure's name; figures without bounds are for information."""
 

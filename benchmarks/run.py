@@ -87,6 +87,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "spark-splits": spark_splits.scenario,
     "spark-staging": spark_staging.scenario,
     "postgres": store_sinks.postgres,
+    "duckdb": store_sinks.duckdb,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
     "changes": table_changes.scenario,

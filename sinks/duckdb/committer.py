@@ -36,10 +36,9 @@ _ROWS, _STAGED = "exactlyonce_rows", "exactlyonce_staged"
 """The Arrow table of an insert; the temporary table of an upsert or a delete, with rows in their order."""
 _CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {LEDGER}
     (pipeline VARCHAR, sink VARCHAR, ledger VARCHAR NOT NULL, PRIMARY KEY (pipeline, sink))"""
-_COLUMNS = """SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns()
-    WHERE database_name = current_database() AND lower(schema_name) = lower(?) AND lower(table_name) = lower(?)
-    AND table_oid IN (SELECT table_oid FROM duckdb_tables() WHERE database_name = current_database())
-    ORDER BY column_index"""
+_TABLE = """SELECT 1 FROM duckdb_tables()
+    WHERE database_name = current_database() AND lower(schema_name) = lower(?) AND lower(table_name) = lower(?)"""
+"""Slow in a new connection, by the time that a commit takes otherwise: the start asks it, a commit does not."""
 _ADVICE = re.compile(r"\.? *(See also https?://|However, ).*")
 _REFUSALS = (
     (r"version number", "Upgrade duckdb where the pipeline runs, or write the file anew by an older DuckDB."),
@@ -131,7 +130,9 @@ class DuckDBCommitter:
         with self._file.transaction(creates=self._sink.create) as connection:
             connection.execute(_CREATE_LEDGER)
             checkpoint = max(self._ledger(connection).checkpoints.values(), default=0)
-            if self._sink.create and not _columns_in(connection, *self._sink.place):
+            if not _exists(connection, *self._sink.place):
+                if not self._sink.create:
+                    raise self._missing()
                 if checkpoint:
                     raise StoreError(
                         f"{self._file.shown} has no table {self._sink.table}, but its ledger has checkpoint "
@@ -168,11 +169,10 @@ class DuckDBCommitter:
 
     def _require_table(self, connection: Any) -> None:
         """Raise `StoreError` unless the table takes every value of the columns unchanged."""
-        columns = _columns_in(connection, *self._sink.place)
-        if not columns:
-            raise StoreError(
-                f"{self._file.shown} has no table {self._sink.table}. Create it, or give the sink create=True."
-            )
+        try:
+            columns = _columns_in(connection, self._target(connection))
+        except duckdb.CatalogException:
+            raise self._missing() from None
         spelled = {column.field.name.lower(): column.field.name for column in self._columns}
         names = {name: spelled.get(name.lower(), name) for name in columns}
         present = {names[name]: structs.replace(column, name=names[name]) for name, column in columns.items()}
@@ -186,19 +186,24 @@ class DuckDBCommitter:
             where = f"{self._file.shown}, table {self._sink.table}"
             raise StoreError(f"{where}: rows cannot be written: {'; '.join(problems)}.")
 
+    def _missing(self) -> StoreError:
+        return StoreError(
+            f"{self._file.shown} has no table {self._sink.table}. Create it, or give the sink create=True."
+        )
+
     # --- the ledger -------------------------------------------------------------------------------------------------
 
     def _ledger(self, connection: Any) -> SinkLedger:
-        columns = _columns_in(connection, "main", LEDGER)
-        if not columns:
+        name = [self._context.pipeline, self._context.sink]
+        try:
+            row = connection.execute(f"SELECT ledger FROM {LEDGER} WHERE pipeline = ? AND sink = ?", name).fetchone()
+        except duckdb.CatalogException:
             raise StoreError(
                 f"{self._file.shown}: the ledger {LEDGER} is gone. Restore it with the table from one backup: without "
                 f"it nobody knows which rows are in the table."
-            )
-        if [*columns] != ["pipeline", "sink", "ledger"]:
-            raise StoreError(f"{self._file.shown}: the table {LEDGER} is not that of exactlyonce. Rename it.")
-        name = [self._context.pipeline, self._context.sink]
-        row = connection.execute(f"SELECT ledger FROM {LEDGER} WHERE pipeline = ? AND sink = ?", name).fetchone()
+            ) from None
+        except duckdb.BinderException:
+            raise StoreError(f"{self._file.shown}: the table {LEDGER} is not that of exactlyonce. Rename it.") from None
         return SinkLedger.decode(row and row[0])
 
     def _note(self, connection: Any, ledger: SinkLedger) -> None:
@@ -222,10 +227,9 @@ class DuckDBCommitter:
         try:
             self._require_file()
             with self._file.transaction(reads=True) as connection:
-                has_ledger = _columns_in(connection, "main", LEDGER)
-                ledger = self._ledger(connection) if has_ledger else SinkLedger()
+                ledger = self._ledger(connection) if _exists(connection, "main", LEDGER) else SinkLedger()
                 problem = ""
-                if not self._sink.create or _columns_in(connection, *self._sink.place):
+                if not self._sink.create or _exists(connection, *self._sink.place):
                     problem = _said(self._require_table, connection)
         except StoreError as error:
             return StoreView(problem=str(error))
@@ -297,11 +301,16 @@ class DuckDBCommitter:
         return ".".join(map(_quoted, (database, *self._sink.place)))
 
 
-def _columns_in(connection: Any, schema: str, table: str) -> dict[str, TableColumn]:
-    """The columns of a table by name, in their order; empty if there is no such table."""
+def _exists(connection: Any, schema: str, table: str) -> bool:
+    """Whether there is a table, and not a view, of that name."""
+    return connection.execute(_TABLE, [schema, table]).fetchone() is not None
+
+
+def _columns_in(connection: Any, table: str) -> dict[str, TableColumn]:
+    """The columns of a table by name, in their order; `CatalogException` if there is no such table."""
     return {
-        name: TableColumn(name=name, type=type_, nullable=nullable, has_default=default is not None)
-        for name, type_, nullable, default in connection.execute(_COLUMNS, [schema, table]).fetchall()
+        name: TableColumn(name=name, type=type_, nullable=null == "YES", has_default=default is not None)
+        for name, type_, null, _, default, _ in connection.execute(f"DESCRIBE {table}").fetchall()
     }
 
 
