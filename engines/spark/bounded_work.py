@@ -388,12 +388,15 @@ def _run_options(settings: BoundedSettings) -> RunOptions:
     """The checked *settings*; ConfigError for one that is for worker processes alone. A file may have those, too."""
     known = [*ClusterSettings.__annotations__, *(setting.keyword for setting in settings_of_bounded_work())]
     if refused := sorted(name for name, value in settings.items() if value is not None and name not in known):
-        near = None if refused[0] in LocalSettings.__annotations__ else nearest(refused[0], known)
-        raise ConfigError(
-            f"{', '.join(refused)}: bounded work on Spark has no such option, for a checkpoint there is a chunk of the "
-            f"input and a unit is tried again by Spark. "
-            + (f"Did you mean {near}?" if near else f"Leave it out; options are: {', '.join(sorted(known))}.")
-        )
+        known += [*_Arguments.__struct_fields__, "params", "progress", "staging", "to"]
+        options = f"options are, not each of every function: {', '.join(sorted({*known}))}."
+        if refused[0] in LocalSettings.__annotations__:
+            raise ConfigError(
+                f"{', '.join(refused)}: bounded work on Spark has no such option, for a checkpoint there is a chunk of "
+                f"the input and a unit is tried again by Spark. Leave it out; {options}"
+            )
+        near = nearest(refused[0], known)
+        raise ConfigError(f"There is no option {', '.join(refused)}. {f'Did you mean {near}?' if near else options}")
     return options_from(settings)
 
 

@@ -83,7 +83,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spark": "a session", "until": "running"}, "until is running: a run on Spark ends at the present end"),
     (
         {"spark": "a session", "until": "latest", "checkpoint_interval": "1s", "on_event": print},
-        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are: accept_loss, accept_",
+        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are, .*: accept_loss, accept_",
+    ),
+    (
+        {"spark": "a session", "until": "latest", "chunk_record": 5},
+        r"^There is no option chunk_record\. Did you mean chunk_records\?",
     ),
 ]
 
