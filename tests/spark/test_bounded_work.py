@@ -118,8 +118,10 @@ def test_a_notebook_does_what_the_commands_do(
     assert (done.records, done.records_out, done.checkpoints) == (10, 10, 1)
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10, 15)])
     for options, problem in REFUSED:
+        if options.keys() > {"spark", "until"}:
+            options = options | {"spark": spark}
         with pytest.raises(ConfigError, match=problem):
-            pipeline.run("spark", **options | ({"spark": spark} if options.keys() > {"spark", "until"} else {}), **given)
+            pipeline.run("spark", **options, **given)
     with pytest.raises(ConfigError, match="params= are for a function that is named as 'module:function'"):
         catch_up(spark, pipeline, params={"name": topic_name}, **given)
     more = catch_up(spark, "doubling:make", params={"name": topic_name}, parallelism=1, **given)
