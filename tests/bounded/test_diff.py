@@ -221,6 +221,7 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
     return settled(perform(each, f"{stage}-1") for each in work)
 
 
+@pytest.mark.exhaustive
 def test_chunks_give_the_differences_of_one_chunk(timed: Timed) -> None:
     """Windows and joins go on with their state from chunk to chunk, at any number of units, also in second attempts;
     and what the old version gives is what a run of the local engine writes."""
@@ -277,6 +278,7 @@ def figures(sink: SinkDiff) -> tuple[object, ...]:
     return sink.sink, sink.old, sink.new, sink.keys, sink.differing
 
 
+@pytest.mark.exhaustive
 def test_results_that_a_version_holds_back_longer_are_no_differences(timed: Timed) -> None:
     """In another chunk than those of the other version: all chunks are compared at once."""
     timed.feed(400)
@@ -288,6 +290,7 @@ def test_results_that_a_version_holds_back_longer_are_no_differences(timed: Time
     assert all(sink.old == sink.new > 0 for sink in report.sinks)
 
 
+@pytest.mark.exhaustive
 def test_state_is_staged_and_nothing_of_the_pipeline_is_written(timed: Timed) -> None:
     """Superseded blocks go with their chunk; the checkpoint topic has the records that it had."""
     timed.feed(400)

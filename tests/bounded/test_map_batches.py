@@ -19,7 +19,7 @@ pytestmark = pytest.mark.broker
 KILLED_AT = ["worker-aligned", "worker-flushed", "worker-finalized", "worker-restored", "unaligned-overtaken"]
 
 
-@pytest.mark.exhaustive(but=["worker-flushed"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("killed_at", KILLED_AT)
 def test_kills_and_other_parallelism_leave_each_record_its_rows(
     killed_at: str, run: Any, kafka: KafkaCluster, topic_name: str, failpoint: Callable[..., dict[str, str]],

@@ -39,7 +39,7 @@ def test_writes_the_starter(command: Command, name: str) -> None:
     assert "  exactlyonce run pipeline:pipeline --bootstrap-servers 127.0.0.1:9092" in ended.out
 
 
-@pytest.mark.exhaustive(but=["totals"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STARTERS)
 def test_the_test_of_a_starter(command: Command, name: str) -> None:
     """It needs neither Kafka nor a store."""

@@ -25,7 +25,7 @@ def tables_of(job: Job) -> Tables:
     return Tables(job.kafka, job.name)
 
 
-@pytest.mark.exhaustive(but=["inner-hashmap"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_kills_and_other_parallelism_make_no_difference(

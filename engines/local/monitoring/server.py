@@ -49,8 +49,9 @@ def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Itera
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=CLIENTS_MAX)
     except OSError as error:
+        why = f"{error.strerror or error}".partition(" (while ")[0]
         raise ConfigError(
-            f"Nothing can listen on {host}:{port}: {error.strerror or error}. Choose an address of this machine, and a "
+            f"Nothing can listen on {host}:{port}: {why}. Choose an address of this machine, and a "
             f"port that nothing else uses."
         ) from None
     loop = asyncio.new_event_loop()
