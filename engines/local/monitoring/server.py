@@ -9,11 +9,13 @@ answered on another thread, so that no client waits for another's answer.
 from __future__ import annotations
 
 import asyncio
+import queue
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from functools import partial
@@ -66,6 +68,7 @@ def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Itera
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         accepting.close()
+        server.end_threads()
         server.cut_all()
         loop.run_until_complete(asyncio.sleep(0))  # what was cut is closed
         loop.close()
@@ -124,6 +127,10 @@ class _Server:
         self._here = Answer(f"Here are {', '.join(sorted(paths))}.\n".encode(), status=404)
         self.date = formatdate(usegmt=True)
         """Now, as answers show it."""
+        self._waiting = queue.SimpleQueue[Callable[[], None] | None]()
+        """For one of the threads, of which there are as many as ever answers were waited for at once: starting one
+        would hold up the loop each time."""
+        self._threads = self._waited_for = 0
         self._clients: dict[_Client, float] = {}
         """Since when each has its time, oldest first."""
 
@@ -177,8 +184,27 @@ class _Server:
                 with suppress(RuntimeError):  # the server has ended meanwhile
                     self.loop.call_soon_threadsafe(client.answered, answer)
 
-        threading.Thread(target=wait, name="answer", daemon=True).start()
+        self._waited_for += 1
+        if self._waited_for > self._threads:
+            self._threads += 1
+            threading.Thread(target=self._work, name="answer", daemon=True).start()
+        self._waiting.put(wait)
         return None
+
+    def waited(self) -> None:
+        """An answer that was waited for has come."""
+        self._waited_for -= 1
+
+    def _work(self) -> None:
+        while (wait := self._waiting.get()) is not None:
+            try:
+                wait()
+            except Exception:  # a defect, of which the client was told
+                traceback.print_exc()
+
+    def end_threads(self) -> None:
+        for _ in range(self._threads):
+            self._waiting.put(None)
 
 
 class _Client(asyncio.Protocol):
@@ -225,6 +251,7 @@ class _Client(asyncio.Protocol):
 
     def answered(self, answer: Answer) -> None:
         """It was waited for."""
+        self._server.waited()
         self._waits = False
         if not self.connection.is_closing():
             self._give(answer, is_last=self._is_last)
