@@ -28,7 +28,7 @@ from exactlyonce.connectors import FileSource, KafkaSource, PostgresChanges
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.stream import Stream
-from exactlyonce.sinks import DeltaSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import DeltaSink, DuckDBSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 
 def passing(name: str, source: str, sink: str) -> Pipeline:
@@ -264,6 +264,26 @@ def joined(name: str, source: str, sink: str, kind: str) -> Pipeline:
     return pipeline
 
 
+class Named(msgspec.Struct):
+    """A customer."""
+
+    name: str
+
+
+def customer_of(order: Order) -> str:
+    """The key of the customer."""
+    return order.customer
+
+
+def named(name: str, source: str, sink: str, customers: str) -> Pipeline:
+    """A table of orders with their customers, of another table."""
+    pipeline = Pipeline(name)
+    orders = pipeline.table("orders", KafkaSource.records(source, key=str, value=Order))
+    rows = pipeline.table("customers", KafkaSource.records(customers, key=str, value=Named))
+    orders.join_table("named", rows, by=customer_of).changes().sink("out", KafkaSink(sink))
+    return pipeline
+
+
 class Quiet:
     """Tells of a customer with no order for a second."""
 
@@ -312,6 +332,32 @@ def enriched(name: str, source: str, sink: str, batch: str) -> Pipeline:
         .map(priced)
         .sink("out", KafkaSink(sink, key=lambda priced: priced.customer))
     )
+    return pipeline
+
+
+def same(order: Order) -> Order:
+    """The record as it is."""
+    return order
+
+
+def same_records(name: str, source: str, sink: str) -> Pipeline:
+    """A map that does nothing."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    orders.map(same).sink("out", KafkaSink(sink, key=lambda order: order.customer))
+    return pipeline
+
+
+def same_batch(batch: Any) -> Any:
+    """The batch as it is."""
+    return batch
+
+
+def same_batches(name: str, source: str, sink: str) -> Pipeline:
+    """A map of Arrow batches that does nothing."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    orders.map_batches(same_batch, schema=Order).sink("out", KafkaSink(sink, key=lambda order: order.customer))
     return pipeline
 
 
@@ -369,6 +415,11 @@ def _stored(name: str, source: str, sink: Sink[Order]) -> Pipeline:
 def to_postgres(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table."""
     return _stored(name, source, PostgresSink("orders", dsn=place))
+
+
+def to_duckdb(name: str, source: str, place: str) -> Pipeline:
+    """Orders as rows of a table in the file *place*."""
+    return _stored(name, source, DuckDBSink(place, table="orders"))
 
 
 def captured(

@@ -66,10 +66,10 @@ def _rate(bench: Bench, kind: str, source: str, records: int) -> float:
     if kind in expected and (written := bench.cluster.digest(sink).records) != expected[kind]:
         raise Failed(f"{kind} wrote {written} records, not {expected[kind]}")
     bench.cluster.delete(sink)
-    return _rate_of(checkpoints, records)
+    return rate_of(checkpoints, records)
 
 
-def _rate_of(checkpoints: list[Event], records: int) -> float:
+def rate_of(checkpoints: list[Event], records: int) -> float:
     """Records a second, from the first checkpoint with any to the last one that has read more."""
     reading = [event for event in checkpoints if event["records_in"]]
     if not reading or reading[-1]["records_in"] != records or not sum(each["records_committed"] for each in reading):

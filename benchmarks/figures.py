@@ -53,6 +53,7 @@ BOUNDS = {
     "session count, against the running total": Bound(0.4, 0.7, at_least=True),
     "as-of join of 10 records with 1 version, against the running total": Bound(0.4, 0.6, at_least=True),
     "interval join with 1 match each, against the running total": Bound(0.3, 0.45, at_least=True),
+    "join of tables by a foreign key, 100,000 customers, against the running total": Bound(0.2, 0.3, at_least=True),
     "deduplication of 1,000,000 ids, against the running total": Bound(0.3, 0.45, at_least=True),
     "deduplication of 1,000,000 ids by arrival, against the running total": Bound(0.5, 0.7, at_least=True),
     "longest gap between batches, 1,000,000 windows end at once": Bound(150, 60, at_least=False),
@@ -61,6 +62,7 @@ BOUNDS = {
     "p99 visibility of the last window after idle, minus the interval": Bound(1000, 200, at_least=False),
     "order log of a tumbling count, per record": Bound(0.05, 0.01, at_least=False),
     "enrich by a service of 20 ms, 200 records in flight, 50 a call, ratio": Bound(0.8, 0.95, at_least=True),
+    "map_batches of the same, against map": Bound(0.6, 0.8, at_least=True),
     "timers and a join on a twentieth of a processor, ratio": Bound(0.5, 0.8, at_least=True),
     "recovery once the processor is free again": Bound(5, 2, at_least=False),
     "p99 visibility minus the interval": Bound(300, 100, at_least=False),
@@ -102,6 +104,7 @@ BOUNDS = {
     "Kafka to PostgreSQL, ratio": Bound(0.5, 0.8, at_least=True),
     "Kafka to MariaDB, ratio": Bound(0.5, 0.8, at_least=True),
     "Kafka to Redis, ratio": Bound(0.5, 0.8, at_least=True),
+    "Kafka to DuckDB, ratio": Bound(0.5, 0.8, at_least=True),
     "changes into Kafka, against psycopg reading the slot, ratio": Bound(0.5, 0.7, at_least=True),
     "changes into Kafka": Bound(80_000, 120_000, at_least=True),
     "rows of a table into Kafka, against psycopg reading one COPY, ratio": Bound(0.5, 0.7, at_least=True),
@@ -120,6 +123,7 @@ BOUNDS = {
     "commit of a checkpoint to PostgreSQL, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to MariaDB, p99": Bound(300, 150, at_least=False),
     "commit of a checkpoint to Redis, p99": Bound(300, 150, at_least=False),
+    "commit of a checkpoint to DuckDB, p99": Bound(300, 150, at_least=False),
 }
 """By the figure's name; figures without bounds are for information."""
 

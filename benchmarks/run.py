@@ -24,6 +24,7 @@ import keyed_state
 import lakes
 import large_state
 import liveness
+import map_batches
 import memory
 import monitoring
 import overtaking
@@ -41,6 +42,7 @@ import spark_state
 import state_asked
 import store_sinks
 import table_changes
+import table_join
 import throughput
 import visibility
 from bench import Bench
@@ -57,7 +59,9 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "many-totals": throughput.many_totals,
     "event-time": event_time.scenario,
     "event-time-extremes": event_time_extremes.scenario,
+    "table-join": table_join.scenario,
     "enrich": enrich.scenario,
+    "map-batches": map_batches.scenario,
     "files": files.scenario,
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
@@ -83,6 +87,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "spark-splits": spark_splits.scenario,
     "spark-staging": spark_staging.scenario,
     "postgres": store_sinks.postgres,
+    "duckdb": store_sinks.duckdb,
     "mariadb": store_sinks.mariadb,
     "redis": store_sinks.redis,
     "changes": table_changes.scenario,

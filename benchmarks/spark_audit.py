@@ -34,7 +34,7 @@ SETTINGS = {"spark.driver.memory": "2g", "spark.executor.memory": "1g", "spark.p
 
 
 class Listener(Quiet):
-    """A silent `AuditProgress`."""
+    """A silent `PartListener`."""
 
     def passed(self, offsets: int) -> None:
         pass

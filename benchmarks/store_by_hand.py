@@ -1,11 +1,11 @@
 """Rows into a store without the engine, as fast as its driver takes them, for comparison.
 
-    python store_by_hand.py memory|loop postgres|mariadb|redis SERVERS INPUT PLACE COUNT
+    python store_by_hand.py memory|loop postgres|mariadb|redis|duckdb SERVERS INPUT PLACE COUNT
 
 `memory` reads all of INPUT first, and then writes the rows, as Python objects, in one go: by one COPY, by INSERTs of
-many rows in one transaction, by a pipeline of SETs. Only the writing is timed. `loop`, for PostgreSQL, reads, decodes
-and writes by turns: a committed COPY every half second. After a crash its records may come twice or never. Prints a
-line of JSON.
+many rows in one transaction, by a pipeline of SETs, by one INSERT of an Arrow table of them. Only the writing is timed.
+`loop`, for PostgreSQL, reads, decodes and writes by turns: a committed COPY every half second. After a crash its
+records may come twice or never. Prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -92,6 +92,21 @@ def to_redis(place: str, orders: list[Order]) -> float:
     return time.monotonic() - began
 
 
+def to_duckdb(place: str, orders: list[Order]) -> float:
+    """Seconds of one Arrow table of the rows, and one INSERT of it; until the file is closed."""
+    import duckdb
+    import pyarrow as pa
+
+    rows = prepared(orders, row_of)
+    began = time.monotonic()
+    columns = zip(*rows, strict=True)
+    table = pa.table(list(map(pa.array, columns)), names=["id", "customer", "total", "ts"])
+    with duckdb.connect(place) as connection:
+        connection.register("rows", table)
+        connection.execute("INSERT INTO orders SELECT * FROM rows")
+    return time.monotonic() - began
+
+
 def prepared(orders: list[Order], convert: Callable[[Order], Any]) -> list[Any]:
     """The converted orders, out of the garbage collector's sight."""
     rows = list(map(convert, orders))
@@ -123,7 +138,7 @@ def _copy(connection: Any, cursor: Any, rows: list[Row]) -> None:
     connection.commit()
 
 
-WRITERS = {"postgres": to_postgres, "mariadb": to_mariadb, "redis": to_redis}
+WRITERS = {"postgres": to_postgres, "mariadb": to_mariadb, "redis": to_redis, "duckdb": to_duckdb}
 
 
 def main() -> None:

@@ -22,9 +22,10 @@ from exactlyonce.connectors.embedded.broker import free_port
 
 PACKAGES = {"postgres": "postgresql", "mariadb": "mariadb-server", "redis": "redis-server"}
 _PROGRAMS = {
-    "postgres": ("initdb", "postgres"), "mariadb": ("mariadb-install-db", "mariadbd"), "redis": ("redis-server",)
+    "postgres": ("initdb", "postgres"), "mariadb": ("mariadb-install-db", "mariadbd"), "redis": ("redis-server",),
+    "duckdb": (),
 }  # fmt: skip
-_DRIVERS = {"postgres": "psycopg", "mariadb": "pymysql", "redis": "redis"}
+_DRIVERS = {"postgres": "psycopg", "mariadb": "pymysql", "redis": "redis", "duckdb": "duckdb"}
 
 
 def missing(store: str) -> str:
@@ -39,7 +40,11 @@ def missing(store: str) -> str:
 
 @contextmanager
 def running(store: str) -> Iterator[str]:
-    """A server of *store*, and its address as a URL; gone after the `with`."""
+    """A server of *store*, and its address as a URL; gone after the `with`. DuckDB has a file alone."""
+    if store == "duckdb":
+        with tempfile.TemporaryDirectory(prefix="exactlyonce-bench-duckdb-") as place:
+            yield f"{place}/orders.duckdb"
+        return
     folder, port = Path(tempfile.mkdtemp(prefix=f"exactlyonce-bench-{store}-")), free_port()
     command, user, url, answers = _SERVERS[store](folder, port)
     with (folder / "output").open("wb") as output:

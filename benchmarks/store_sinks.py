@@ -1,8 +1,8 @@
-"""The sinks of PostgreSQL, MariaDB and Redis: throughput, and the time of a checkpoint's commit.
+"""The sinks of PostgreSQL, MariaDB, Redis and DuckDB: throughput, and the time of a checkpoint's commit.
 
-Each scenario starts the machine's own server; if that is not installed it says so, and has no figures. Throughput is
-that from Kafka into the store, exactly once, against the same rows from memory into the same table by the store's
-driver, which reads and decodes nothing, and may lose or double them.
+Each scenario starts the machine's own server; if that is not installed it says so, and has no figures. DuckDB has a
+file and no server. Throughput is that from Kafka into the store, exactly once, against the same rows from memory into
+the same table by the store's driver, which reads and decodes nothing, and may lose or double them.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def mariadb(bench: Bench) -> Iterator[Figure]:
 def redis(bench: Bench) -> Iterator[Figure]:
     """Strings of Redis."""
     yield from scenario(bench, "redis")
+
+
+def duckdb(bench: Bench) -> Iterator[Figure]:
+    """A table in a file of DuckDB."""
+    yield from scenario(bench, "duckdb")
 
 
 def all_of_them(bench: Bench) -> Iterator[Figure]:

@@ -1,7 +1,8 @@
 """Blocks as files of a `FileStore`: the `BlockStorage` of a folder, of HDFS and of S3. The decisions stay in the topic.
 
 Files lie below `<url>/<pipeline>/<id of the checkpoint topic>`: two clusters, or a pipeline before and after a reset,
-share none. In the engines `blocks.py` alone may import this.
+share none. Those of work beside a pipeline lie among its staged files, under names with a prefix of its own. In the
+engines `blocks.py` alone may import this.
 
 Invariants: one process writes a name, once, since the nonce is its own, and with one content, whose digest is part of
 the name. So a listing alone gives the references, and no late write of another process can change a referenced file. A
@@ -32,7 +33,16 @@ from exactlyonce.checkpoint.block_storage import (
 )
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef, TopicInfo
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, CHECKPOINT_STORAGE, FileStore, Retries, store_at
+from exactlyonce.checkpoint.records.storage_url import is_url
+from exactlyonce.connectors.filestore.store import (
+    AWAY_TIMEOUT_S,
+    CHECKPOINT_STORAGE,
+    STAGING,
+    FileStore,
+    Retries,
+    StoredFile,
+    store_at,
+)
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable, require
 from exactlyonce.pipeline.retries import OF_STORE
 
@@ -105,10 +115,10 @@ class FileBlocks:
     daemons: a killed process leaves orphans.
     """
 
-    def __init__(self, store: FileStore, incarnation: int, attempt: int, nonce: str = "") -> None:
-        """*nonce* is unique to this process; empty: a random one."""
+    def __init__(self, store: FileStore, incarnation: int, attempt: int, nonce: str = "", *, prefix: str = "") -> None:
+        """*nonce* is unique to this process; empty: a random one. *prefix*: see `FileStorage`."""
         self.incarnation, self.attempt = incarnation, attempt
-        self._store, self._nonce = store, nonce or secrets.token_hex(6)
+        self._store, self._nonce, self._prefix = store, nonce or secrets.token_hex(6), prefix
         self._keys = KeysWritten()
         self._unresolved: deque[_Put] = deque()
         self._lock = threading.Lock()
@@ -212,7 +222,8 @@ class FileBlocks:
         require(name is not None, f"{put.ref.key} is a well-formed key")
         while True:
             try:
-                self._store.put(str(name), put.value, aside(put.key, put.ref.sha256))
+                temporary = aside(put.key, put.ref.sha256)
+                self._store.put(f"{self._prefix}{name}", put.value, f"{self._prefix}{temporary}")
             except ConfigError as error:
                 put.failure = str(error)
                 return
@@ -232,8 +243,10 @@ class FileStorage:
     """The `BlockStorage`. Nothing is connected yet. Files have no order: `since` lists all of them, and its ends are
     zeros."""
 
-    def __init__(self, store: FileStore, away_timeout_s: float = AWAY_TIMEOUT_S) -> None:
-        self._store, self._retries = store, Retries(away_timeout_s)
+    def __init__(self, store: FileStore, away_timeout_s: float = AWAY_TIMEOUT_S, *, prefix: str = "") -> None:
+        """*prefix*: all names begin with it, in a folder that others use, too; then it is known that files can be put
+        there."""
+        self._store, self._retries, self._prefix = store, Retries(away_timeout_s), prefix
         self._readers: ThreadPoolExecutor | None = None
 
     def check(self, *, in_use: bool = False) -> None:
@@ -244,15 +257,23 @@ class FileStorage:
 
     def _require_files(self) -> None:
         """Raise if all files are missing: then the storage is not mounted, and its files are not lost."""
-        if all(reference(file.name, file.size) is None for file in self._store.files()):
+        if next(self._files(), None) is None:
             raise StorageUnavailable(
                 f"{self._store.url} is empty or missing, though checkpoints have files there: is it mounted, and the "
                 f"right one? Nothing is written there. If the files are lost, restore them from a backup."
             )
 
+    def _files(self) -> Iterator[tuple[BlockRef, StoredFile]]:
+        for file in self._store.files():
+            if file.name.startswith(self._prefix):
+                ref = reference(file.name.removeprefix(self._prefix), file.size)
+                if ref is not None:
+                    yield ref, file
+
     def begin(self, incarnation: int, attempt: int) -> FileBlocks:
-        self._retries(self._store.check)
-        return FileBlocks(self._store, incarnation, attempt)
+        if not self._prefix:
+            self._retries(self._store.check)
+        return FileBlocks(self._store, incarnation, attempt, prefix=self._prefix)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         """The blocks in the order of *refs*, several read at once."""
@@ -280,7 +301,7 @@ class FileStorage:
 
     def _got(self, ref: BlockRef) -> bytes | None:
         name = name_of(ref)
-        return None if name is None else self._retries(lambda: self._store.get(name))
+        return None if name is None else self._retries(lambda: self._store.get(f"{self._prefix}{name}"))
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._readers is None:
@@ -289,15 +310,17 @@ class FileStorage:
 
     def since(self, ends: Iterable[int]) -> Scanned:
         """All blocks."""
-        listed = self._retries(lambda: list(self._store.files()))
-        files = [(ref, file) for file in listed if (ref := reference(file.name, file.size)) is not None]
+        files = self._retries(lambda: list(self._files()))
         written_at_ms = {ref.key: file.written_at_ms for ref, file in files}
         return Scanned(tuple(ref for ref, _ in files), tuple(0 for _ in ends), written_at_ms=written_at_ms)
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
-        self._store.remove(name for ref in refs if (name := name_of(ref)) is not None)
+        self._store.remove(f"{self._prefix}{name}" for ref in refs if (name := name_of(ref)) is not None)
 
     def erase(self) -> None:
+        if self._prefix:
+            self._store.remove([file.name for _, file in self._files()])
+            return
         self._store.remove([file.name for file in self._store.files()])
         self._store.remove_folder()
 
@@ -312,3 +335,10 @@ def file_storage(url: str, topic: TopicInfo) -> FileStorage:
     topic_id = topic.topic_id.replace("/", "_").replace("+", "-")  # as Kafka's tools write it: without slashes
     inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic_id}"
     return FileStorage(store_at(url, inner, CHECKPOINT_STORAGE))
+
+
+def staged_storage(files: str) -> FileStorage:
+    """The storage of staged blocks, at locations that begin with *files*: a path, or a URL of HDFS or S3."""
+    folder, _, prefix = files.rpartition("/")
+    base, _, inner = (folder if is_url(folder) else f"file://{folder}").rpartition("/")
+    return FileStorage(store_at(base, inner, STAGING), prefix=prefix)

@@ -13,18 +13,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 
 from exactlyonce.checkpoint.block_storage import (
+    AttemptBlocks,
     Blocks,
     BlockStorage,
     DamagedBlock,
+    Scanned,
     UnreadableBlock,
 )
-from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock, TopicInfo, indexes_of, named_by
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
-from exactlyonce.connectors.block_files import file_storage
+from exactlyonce.connectors.block_files import file_storage, staged_storage
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.options import ROCKSDB, StateSettings
@@ -55,6 +58,54 @@ def block_storage(
     if storage:
         return file_storage(storage, topic)
     return TopicStorage(client, topic, stays_connected=stays_connected, keeps_producer=keeps_producer)
+
+
+def staged_blocks(files: str) -> BlockStorage:
+    """The storage of blocks among staged files, at locations that begin with *files*."""
+    return staged_storage(files)
+
+
+@dataclass(frozen=True)
+class StorageBeside:
+    """The blocks of work that goes on beside a pipeline from its *checkpoint*: its own, and those of the pipeline, of
+    which none is written or dropped."""
+
+    own: BlockStorage
+    pipeline: BlockStorage
+    checkpoint: int
+    """Later blocks are the work's own."""
+
+    @staticmethod
+    def at(files: str, pipeline: BlockStorage, checkpoint: int) -> StorageBeside:
+        """Its own blocks are staged files at locations that begin with *files*."""
+        return StorageBeside(staged_blocks(files), pipeline, checkpoint)
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        for is_own, some in groupby(dict.fromkeys(refs), self._is_own):
+            yield from (self.own if is_own else self.pipeline).fetch(list(some))
+
+    def _is_own(self, ref: BlockRef) -> bool:
+        key = BlockKey.parse(ref.key)
+        return key is not None and key.checkpoint > self.checkpoint
+
+    def check(self, *, in_use: bool = False) -> None:
+        self.own.check(in_use=in_use)
+
+    def begin(self, incarnation: int, attempt: int) -> AttemptBlocks:
+        return self.own.begin(incarnation, attempt)
+
+    def since(self, ends: Iterable[int]) -> Scanned:
+        return self.own.since(ends)
+
+    def dropped(self, refs: Iterable[BlockRef]) -> None:
+        self.own.dropped(refs)
+
+    def erase(self) -> None:
+        self.own.erase()
+
+    def close(self) -> None:
+        self.own.close()
+        self.pipeline.close()
 
 
 class Storages:

@@ -6,8 +6,8 @@ made before `recover`, or `Leader.begin_attempt`, has fenced everything older.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -105,11 +105,8 @@ class PipelineConnections(Connections):
             self.look()
         self._require_turn()
         self.begin()
-        try:
+        with self.failing():
             manifest = self._recovered()
-        except ExactlyOnceError as error:
-            self._fail(error)
-            raise
         if manifest.rules < LATE_BELOW_LATEST and any(offset.floor != NO_FLOOR for offset in manifest.offsets):
             self.note(
                 f"checkpoint {manifest.checkpoint} was taken by a version for which a record was late if its time was "
@@ -144,12 +141,20 @@ class PipelineConnections(Connections):
         self.leader.config = replace(self.leader.config, skips=self.skips)
         return manifest
 
-    def _fail(self, error: ExactlyOnceError) -> None:
-        """This incarnation ends, since *error* keeps it from going on. For a store that is away, another one begins."""
-        if not isinstance(error, (*UNTOLD, StoreUnavailable)):
-            deadline_ms = self.clock.monotonic_ms() + self._options.checkpoint.stop_timeout_ms
-            with suppress(ExactlyOnceError):
-                self.drive(self.leader.fail(Failure.of(error, self.client.redact), deadline_ms))
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """An error within it ends this incarnation, which says so in the log: the next one need not wait to be sure.
+
+        Not so where a store is away: another incarnation begins at once.
+        """
+        try:
+            yield
+        except ExactlyOnceError as error:
+            if not isinstance(error, (*UNTOLD, StoreUnavailable)):
+                deadline_ms = self.clock.monotonic_ms() + self._options.checkpoint.stop_timeout_ms
+                with suppress(ExactlyOnceError):
+                    self.drive(self.leader.fail(Failure.of(error, self.client.redact), deadline_ms))
+            raise
 
     def _note_other_writers(self) -> None:
         """Note each output that begins in a topic whose keys another partitioner has put into their partitions."""

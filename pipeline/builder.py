@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,19 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
+from exactlyonce.pipeline.foreign_keys import (
+    ROW_VERSIONS,
+    Answer,
+    Answering,
+    Resolving,
+    RowVersion,
+    Subscribing,
+    Subscription,
+    key_of_row,
+    key_of_subscription,
+    row_type,
+)
+from exactlyonce.pipeline.foreign_keys import result_type as table_type
 from exactlyonce.pipeline.functions import Function, Output
 from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -39,12 +53,19 @@ class Builder:
         self._problems: list[str] = []
 
     def build(self) -> LogicalGraph:
-        graph = LogicalGraph(self.pipeline_id, self.max_parallelism, tuple(self._nodes.values()))
+        graph = LogicalGraph(self.pipeline_id, self.max_parallelism, tuple(self._used()))
         problems = [*self._problems, *check(graph, self.location)]
         if problems:
             lines = "\n".join(f"  {problem}" for problem in problems)
             raise GraphError(f"pipeline {self.pipeline_id!r} cannot be built:\n{lines}")
         return graph
+
+    def _used(self) -> Iterator[Node]:
+        """All nodes, without the keys of tables of which only the changes are used."""
+        reads = Counter(read for node in self._nodes.values() for read in node.inputs)
+        for node in self._nodes.values():
+            if node.fn is not key_of_message or reads[Input(node.id)] or reads[node.inputs[0]] == 1:
+                yield node
 
     def problem(self, text: str) -> None:
         """Note a mistake at the user's line."""
@@ -144,9 +165,64 @@ class Builder:
                 f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got {source!r:.200}'
             )
         origin = self.add_source(id, source if changelog is None else changelog)
+        return self._as_table(origin, UNKNOWN if changelog is None else changelog.key_type)
+
+    def _as_table(self, origin: Input, key_type: Any) -> Input:
         function = Function(call=key_of_message, name="the key of its messages")
-        key_type = UNKNOWN if changelog is None else changelog.key_type
         return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)
+
+    def changes(self, table: Input) -> Input:
+        """The records of *table*, without its key."""
+        return self._nodes[table.node].inputs[0]
+
+    def join_tables(self, id: str, left: Input, right: Any, by: Any, how: str, on_error: Any) -> Input:
+        """Add the steps of a join of tables, with their exchanges; see `pipeline.foreign_keys`."""
+        function, key = self.read(by, ("row",)), self.key_type(left)
+        other = self._table(right)
+        foreign = hints.without_none(function.returns)
+        declared = UNKNOWN if other is None else self.key_type(other)
+        if UNKNOWN not in (foreign, declared) and {*hints.members(foreign)} != {*hints.members(declared)}:
+            names = shape.type_name(foreign), shape.type_name(declared)
+            self.problem(
+                f"by= gives keys of type {names[0]}, and those of the right table are {names[1]}: none would ever be "
+                f"equal. Convert the key in by=, or declare that of the table by its source's key="
+            )
+        other = left if other is None else other
+        row, partner = (row_type(self.type_of(table)) for table in (left, other))
+        versions = UNKNOWN if row is UNKNOWN else RowVersion[row]  # type: ignore[valid-type]  # known here only
+        answers = UNKNOWN if partner is UNKNOWN else Answer[partner]  # type: ignore[valid-type]  # likewise
+        subscribing, answering, resolving = Subscribing(), Answering(), Resolving(how)
+        subscribe = self.add(
+            Kind.JOIN_TABLE, f"{id}-subscribe", (left,), function, on_error, timed=subscribing, key_type=key,
+            state_type=subscribing.kept_state(), type=Subscription, outputs={ROW_VERSIONS: versions},
+        )  # fmt: skip
+        subscriptions = self._sent(subscribe, key_of_subscription, foreign)
+        answer = self.add(
+            Kind.JOIN_TABLE, f"{id}-answer", (subscriptions, other), timed=answering, key_type=foreign,
+            state_type=answering.kept_state(partner), type=answers,
+        )  # fmt: skip
+        inputs = self._sent(Input(subscribe.node, ROW_VERSIONS), key_of_row, key), self._sent(answer, key_of_row, key)
+        result = self.add(
+            Kind.JOIN_TABLE, id, inputs, timed=resolving, key_type=key, state_type=resolving.kept_state(row, partner),
+            type=table_type(how, key, row, partner),
+        )  # fmt: skip
+        return self._as_table(result, key)
+
+    def _sent(self, origin: Input, key: Callable[[Any], bytes], key_type: Any) -> Input:
+        """Messages of a step, by *key*, which is canonical already."""
+        function = Function(call=key, name="the key of its messages")
+        return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)
+
+    def _table(self, other: Any) -> Input | None:
+        """The origin of another table of this pipeline; else None, with a problem."""
+        origin = self._keyed(other, "join_table() with")
+        if origin is None or self._nodes[origin.node].fn is key_of_message:
+            return origin
+        self.problem(
+            "join_table() with a keyed stream, and both sides are tables: read the right one by pipeline.table(id, "
+            "source); or use key_by(...).lookup(id, table), which joins the records of a stream"
+        )
+        return None
 
     def add_sink(self, id: str, origin: Input, sink: Any, on_error: Any) -> None:
         if not isinstance(sink, Sink):

@@ -23,6 +23,7 @@ from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.extras import SINKS, SOURCES, announcement
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Lookup
+from exactlyonce.pipeline.map_batches import BatchCalls
 from exactlyonce.pipeline.records import wire_schema
 from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink
 from exactlyonce.pipeline.source import Source
@@ -59,6 +60,9 @@ class Kind(str, Enum):
     """Likewise, with versions on the right side"""
     LOOKUP = "lookup"
     """Likewise, by arrival"""
+    JOIN_TABLE = "join_table"
+    """A step of the join of two tables; see `pipeline.foreign_keys`. The function of the first is (row) -> foreign key
+    or None, the others have none"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
     CO_PROCESS = "co_process"
@@ -69,6 +73,8 @@ class Kind(str, Enum):
     """No function: passes on the records of a key by time"""
     DEDUPLICATE = "deduplicate"
     """No function: passes on the first record of a key, and others only after a time"""
+    MAP_BATCHES = "map_batches"
+    """(Arrow batch of records) -> Arrow batch of outputs"""
     ENRICH = "enrich"
     """async (list of records) -> list of answers; what comes out is `Enriched`"""
     PEEK = "peek"
@@ -136,14 +142,16 @@ class Node:
     """The annotated type of keys, of KEY_BY and of the operators on it, or UNKNOWN: for messages and checkpoints. Keys
     travel as canonical bytes."""
     timed: Timed | None = None
-    """How it keeps its state by time, in a timed table; None: it has no such state. The engine makes the operator by
-    the class of it."""
+    """How it keeps its state by time, or else in slots, in a timed table; None: it has no such state. The engine makes
+    the operator by the class of it."""
     accumulator: Accumulator | None = None
     """On WINDOW."""
     lookup: Lookup | None = None
     """On LOOKUP."""
     calls: Calls | None = None
     """On ENRICH."""
+    batch_calls: BatchCalls | None = None
+    """On MAP_BATCHES."""
     source: Source[Any] | None = None
     sink: Sink[Any] | None = None
     partitioned: bool = False
@@ -248,7 +256,7 @@ class LogicalGraph:
     @property
     def timed(self) -> tuple[Node, ...]:
         """The nodes that keep state by time."""
-        return tuple(node for node in self.nodes if node.timed is not None)
+        return tuple(node for node in self.nodes if node.timed is not None and node.timed.goes_by_time)
 
     @property
     def has_event_time(self) -> bool:
@@ -387,6 +395,8 @@ class LogicalGraph:
             line += f"  {node.lookup}"
         if node.calls is not None:
             line += f"  {node.calls}"
+        if node.batch_calls is not None:
+            line += f"  {node.batch_calls}"
         if node.state_type is not None:
             line += f"  state {node.kept.name}"
         return line if node.kind is Kind.SINK else f"{line}  : {shape.type_name(node.type)}"

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable, require_whole, users_errors
 from exactlyonce.pipeline.grants import Grants
@@ -46,6 +46,28 @@ def delivery_problems(delivery: object, *, to_kafka: bool) -> Iterator[str]:
 T = TypeVar("T")
 R = TypeVar("R")
 T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class StoredRow(NamedTuple):
+    """A row that a sink writes to its store, without what the store makes of it."""
+
+    key: tuple[Any, ...] | None
+    """The values by which the store finds the row; None: each record is a row of its own."""
+    content: Any
+    """The record as the sink gets it, or its columns by name if it writes columns; None: the row is deleted."""
+
+
+@dataclass(frozen=True)
+class StoredRows(Generic[T]):
+    """The rows that a sink writes of records of one type, to compare two versions of a pipeline."""
+
+    place: str
+    """The table, folder or server, for people."""
+    found_by: str
+    """The columns or the function that find a row, for people; empty: each record is a row of its own."""
+    rows: Callable[[Sequence[T]], list[StoredRow]]
+    """The row of each record, by the same rule by which the store finds it. Raises what the sink's encoder raises for
+    a key or a field that is no value of its type."""
 
 
 class Sink(ABC, Generic[T_contra]):
@@ -88,6 +110,10 @@ class Sink(ABC, Generic[T_contra]):
 
         Raises `ConfigError`, or `Unavailable` if one does not answer.
         """
+
+    def stored_rows(self, type_: Any) -> StoredRows[T_contra] | None:
+        """The rows that it writes of records of this type; None: it writes to a topic, or nobody can tell."""
+        return None
 
     def grants(self, user: str, type_: Any, *, creates: bool) -> Grants | None:
         """The rights of *user* in its store, with *creates* also those to create its table; None: there is no such

@@ -21,12 +21,15 @@ from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.durations import Duration
 from exactlyonce.pipeline.enrich import Calls, Enriched, enriched_type
 from exactlyonce.pipeline.errors import GraphError
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.functions import Emit, Function, Output, SideEmit
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import AsOf, Enrichment, How, IntervalJoin, Join, Joined, Lookup, Pair, WindowJoin
 from exactlyonce.pipeline.location import caller, location
+from exactlyonce.pipeline.map_batches import BatchCalls
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.shape import UnsupportedType
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.timed import Deduplicate, Expiry, InOrder, Order, Timed, kept_until
@@ -58,18 +61,21 @@ Partitioner = Literal["murmur2_random", "murmur2", "consistent_random", "consist
 """The partitioners of librdkafka by which a key has one partition."""
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F")
+C = TypeVar("C", bound=Callable[..., Any])
 R_co = TypeVar("R_co", covariant=True)
 
 _KEY = "key_by(fn)"
 _SINK = 'sink(id, KafkaSink("topic"))'
 _WINDOW = 'key_by(fn).window(Tumbling("1m"))'
 _AGGREGATE = f"{_WINDOW}.aggregate(id, Count()), or key_by(fn).stateful_map(id, fn) for a result after each record"
+_BATCHES = "map_batches(fn, schema=...), of Arrow batches,"
 _OUTER = '.join(id, right, within=("-5m", "1h"), how="left")'
 _INSTEAD = {
     "group_by": _KEY, "group_by_key": _KEY, "partition_by": _KEY, "select_key": _KEY,
     "to": _SINK, "to_topic": _SINK, "sink_to": _SINK, "add_sink": _SINK, "through": _SINK, "write": _SINK,
     "foreach": "peek(fn)", "for_each": "peek(fn)", "inspect": "peek(fn)", "print": "peek(), which prints",
+    "map_in_arrow": _BATCHES, "map_in_pandas": _BATCHES, "map_partitions": _BATCHES, "map_batch": _BATCHES,
     "map_values": "map(fn)", "transform": "map(fn)", "select": "map(fn)", "flat_map_values": "flat_map(fn)",
     "where": "filter(fn)", "filter_not": "filter(fn)", "merge": "union(other)", "concat": "union(other)",
     "connect": "key_by(fn).co_process(id, right, Handler)", "branch": "split(fn, outputs=[...])",
@@ -98,7 +104,10 @@ def _remedy(kind: type, name: str) -> str | None:
     if kind is Stream and hasattr(KeyedStream, snake):
         return f"{name} keeps state by key: put .key_by(...) before it"
     if kind is Table and (hasattr(KeyedStream, snake) or hasattr(Stream, snake)):
-        return f"{name} is not for tables: a keyed stream reads one by .as_of(id, table) or .lookup(id, table)"
+        return (
+            f"{name} is not for tables: a keyed stream reads one by .as_of(id, table) or .lookup(id, table), and its "
+            f"changes are a stream: put .changes() before it"
+        )
     if hasattr(Stream, snake):
         return f"{name} is not for {_STREAMS[kind]}: put it before .key_by(...), or after an operator with state"
     if hasattr(KeyedStream, snake):
@@ -106,7 +115,7 @@ def _remedy(kind: type, name: str) -> str | None:
     return f"{name} is {_INSTEAD[snake]} here" if snake in _INSTEAD else None
 
 
-def _operator(method: F) -> F:
+def _operator(method: C) -> C:
     """*method*, which refuses a call that does not follow the rule of ids.
 
     What has state, or anything else in checkpoints, has an id as its first argument; what has none takes ``id=``.
@@ -137,6 +146,17 @@ class _Partial(Protocol[R_co]):
 
     @property
     def func(self) -> Callable[..., R_co]: ...
+
+
+_OfBatches = Callable[[Any], Any]
+"""A function of a `pyarrow.RecordBatch`: pyarrow has no types."""
+
+
+class _Schema(Protocol):
+    """A `pyarrow.Schema`."""
+
+    @property
+    def names(self) -> list[str]: ...
 
 
 class Pipeline:
@@ -170,7 +190,7 @@ class Pipeline:
 
     @_operator
     def table(self, id: str, source: Source[Record[V]] | Source[Change[V]]) -> Table[Any, V]:
-        """The newest value by key of a changelog, for `KeyedStream.as_of` and `KeyedStream.lookup`.
+        """The newest value by key of a changelog, for `KeyedStream.as_of`, `KeyedStream.lookup` and `Table.join_table`.
 
         >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
@@ -346,6 +366,49 @@ class Stream(_Stream[T]):
         calls = Calls(_given(output, function.item), batch, in_flight, timeout, retries)
         type_ = enriched_type(self._type, calls.answer)
         return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
+
+    @overload
+    def map_batches(
+        self, fn: _OfBatches | _Partial[_OfBatches] | Callable[[], _OfBatches], *, schema: TypeForm[U],
+        max_rows: int = ..., id: str | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @overload
+    def map_batches(
+        self, fn: _OfBatches | _Partial[_OfBatches] | Callable[[], _OfBatches], *, schema: _Schema,
+        max_rows: int = ..., id: str | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[dict[str, Any]]: ...  # fmt: skip
+    @_operator
+    def map_batches(
+        self, fn: Any, *, schema: Any, max_rows: int = 4_096, id: str | None = None,
+        on_error: DeadLetterTarget | None = None,
+    ) -> Stream[Any]:  # fmt: skip
+        """The rows of ``fn(batch)``, for models and other functions of many records at a time.
+
+        *batch* is a `pyarrow.RecordBatch` of at most *max_rows* records. Its columns are their fields, of records
+        without fields one column `value`. The function returns another one, or a table or data frame that Arrow reads,
+        with the columns of *schema*: a type of records, which the outputs have, or a `pyarrow.Schema`, for dicts.
+
+        There is a row for each record, in order. Or a column `row`, of integers, has the place in the batch of the
+        record that each row stems from: it may skip records, and repeat them, but does not fall.
+
+        A batch on which the function raises, or which differs from this, is halved down to the records that cause it:
+        they go to *on_error*, or the first of them stops the pipeline. Batches are cut anew after a restart, so the
+        rows of a record must not depend on other records. It needs the extra `arrow`.
+        """
+        function = self._builder.read(fn, ("batch",))
+        with needing("arrow", "pyarrow", "map_batches"):
+            import pyarrow
+
+            from exactlyonce.pipeline.arrow import record_type
+        given, type_ = None, UNKNOWN if schema is None else hints.known(schema)
+        if isinstance(schema, pyarrow.Schema):
+            given, type_ = schema, UNKNOWN
+            try:
+                type_ = record_type(given)
+            except UnsupportedType as error:
+                self._builder.problem(f"schema= cannot be the outputs': {error}")
+        calls = BatchCalls(max_rows, given)
+        return self._then(Kind.MAP_BATCHES, id, function, type_, batch_calls=calls, on_error=on_error)
 
     @overload
     def split(
@@ -962,7 +1025,45 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 
 
 class Table(_Stream[V], Generic[K, V]):
-    """The newest value by key of a changelog; see `Pipeline.table`."""
+    """The newest value by key of a changelog, its row; see `Pipeline.table`."""
+
+    @overload
+    def join_table(
+        self, id: str, right: Table[F, U], *, by: Callable[[V], F | None], how: Literal["inner"] = ...,
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Table[K, Joined[K, V, U]]: ...  # fmt: skip
+    @overload
+    def join_table(
+        self, id: str, right: Table[F, U], *, by: Callable[[V], F | None], how: Literal["left"],
+        on_error: DeadLetterTarget | None = ...,
+    ) -> Table[K, Joined[K, V, U | None]]: ...  # fmt: skip
+    @_operator
+    def join_table(
+        self, id: str, right: Table[Any, Any], *, by: Callable[[V], Any], how: Enrichment = "inner",
+        on_error: DeadLetterTarget | None = None,
+    ) -> Table[K, Any]:  # fmt: skip
+        """The table of each row with the row of *right* whose key it refers to, under its own key:
+
+        >>> from exactlyonce import KafkaSource
+        >>> pipeline = Pipeline("orders-named")
+        >>> names = pipeline.table("names", KafkaSource.records("customers", key=str, value=str))
+        >>> orders = pipeline.table("orders", KafkaSource.records("orders", key=int, value=dict[str, str]))
+        >>> named = orders.join_table("named", names, by=lambda order: order.get("customer"))
+
+        ``by(row)`` is the foreign key; None: it refers to nothing. A change of either side gives the result anew, or
+        deletes it. *how* "left" also has rows without a partner. Once all input is read, the table is the join of both
+        tables; until then results of a row may be left out, and never come in another order than its versions.
+
+        *on_error* gets changes of rows for which *by* raises: the join keeps the row as it was before.
+        """
+        return Table(self._builder, self._builder.join_tables(id, self._origin, right, by, how, on_error))
+
+    def changes(self) -> Stream[Record[V | None]]:
+        """Its changes, a `Record` with each key's new row, or None if that is deleted.
+
+        A sink that knows keys, as `KafkaSink`, has the table then.
+        """
+        return Stream(self._builder, self._builder.changes(self._origin))
 
 
 Versions = KeyedStream[K, V] | Table[Any, V]

@@ -32,6 +32,11 @@ class Timed(ABC):
         return False
 
     @property
+    def goes_by_time(self) -> bool:
+        """Whether its slots are times. If not, it only needs a table in which a key has several states."""
+        return True
+
+    @property
     def needs_times(self) -> bool:
         """Whether all of its records must have event times."""
         return True

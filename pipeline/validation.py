@@ -11,6 +11,7 @@ from exactlyonce.pipeline.durations import written_duration
 from exactlyonce.pipeline.enrich import Calls
 from exactlyonce.pipeline.graph import JOINS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.pipeline.map_batches import BatchCalls
 from exactlyonce.pipeline.names import checkpoint_topic, name_problem
 from exactlyonce.pipeline.records import key_of_message, wire_schema
 from exactlyonce.pipeline.sink import delivery_problems
@@ -68,8 +69,10 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _key_by(graph, node)
     if node.kind is Kind.FEEDBACK:
         yield from _loop(graph, node)
-    if node.timed is not None or node.kind is Kind.WITH_TIME:
+    if node.kind is Kind.WITH_TIME or (node.timed is not None and node.timed.goes_by_time):
         yield from _by_time(graph, node)
+    elif node.timed is not None:
+        yield from node.timed.problems
     if node.lookup is not None:
         yield from node.lookup.problems
     if node.kind in JOINS or node.kind is Kind.CO_PROCESS:
@@ -78,6 +81,8 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
         yield from _state(node)
     if node.calls is not None:
         yield from _calls(node.calls)
+    if node.batch_calls is not None:
+        yield from _batch_calls(graph, node, node.batch_calls)
 
 
 def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
@@ -87,7 +92,10 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
         wanted = _WANTED.get(node.kind, ".sink(id, ...)")
         if node.fn is key_of_message:
             table = node.inputs[0].node
-            yield f"table {table!r} is not used: add .as_of(id, table) or .lookup(id, table), or remove it"
+            yield (
+                f"table {table!r} is not used: add .as_of(id, table) or .lookup(id, table) of a keyed stream, a "
+                f".join_table(...), or .changes().sink(...), or remove it"
+            )
         else:
             yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
     for output in node.outputs:
@@ -216,6 +224,7 @@ def _state(node: Node) -> Iterator[str]:
             Kind.WINDOW,
             Kind.IN_ORDER,
             Kind.DEDUPLICATE,
+            Kind.JOIN_TABLE,
             *JOINS,
         ):  # these have types of inputs, or another mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="
@@ -232,6 +241,15 @@ def _calls(calls: Calls) -> Iterator[str]:
         )
     elif problem := _problem(lambda: wire_schema(calls.answer)):
         yield f"the answers are kept in checkpoints, and {problem}"
+
+
+def _batch_calls(graph: LogicalGraph, node: Node, calls: BatchCalls) -> Iterator[str]:
+    taken = graph.type_of(node.inputs[0])
+    if taken is UNKNOWN:
+        yield _unknown(graph, node.inputs[0], "map_batches makes columns of their fields")
+    if node.type is UNKNOWN and calls.schema is None:
+        yield "schema= must be the type of the outputs, as a Struct, or a pyarrow.Schema"
+    yield from calls.problems(taken, node.type)
 
 
 def _reads_no_topic(node: Node) -> bool:

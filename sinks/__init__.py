@@ -1,5 +1,5 @@
-"""Sinks, one folder or module per store: `kafka/`, `delta/`, `files/`, `iceberg/`, `mysql/`, `postgres/`, `redis/`,
-and one that prints.
+"""Sinks, one folder or module per store: `kafka/`, `delta/`, `duckdb/`, `files/`, `iceberg/`, `mysql/`, `postgres/`,
+`redis/`, and one that prints.
 
 `writer` and `committer` are the seams to engines; `ledger` has the rules of every store's ledger. Stores share
 `write_ahead/` (rows wait in the checkpoint topic), `sql/` (tables of any database) and `lake/` (tables of files).
@@ -16,6 +16,7 @@ from exactlyonce.pipeline.sink import Sink
 if TYPE_CHECKING:
     from exactlyonce.sinks.committer import CommitsBySubtask, Committer, CommitterContext
     from exactlyonce.sinks.delta.sink import DeltaSink
+    from exactlyonce.sinks.duckdb.sink import DuckDBSink
     from exactlyonce.sinks.files.sink import FileSink
     from exactlyonce.sinks.iceberg.sink import IcebergSink
     from exactlyonce.sinks.kafka.sink import KafkaSink
@@ -33,6 +34,7 @@ __all__ = [
     "Committer",
     "CommitterContext",
     "DeltaSink",
+    "DuckDBSink",
     "FileSink",
     "ForeignLedger",
     "IcebergSink",
@@ -58,6 +60,7 @@ _MODULES = {
     "CommitterContext": "committer",
     "CommitsBySubtask": "committer",
     "DeltaSink": "delta.sink",
+    "DuckDBSink": "duckdb.sink",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",
     "IcebergSink": "iceberg.sink",
@@ -84,6 +87,7 @@ STORES = {
     "redis": "RedisSink",
     "files": "FileSink",
     "delta": "DeltaSink",
+    "duckdb": "DuckDBSink",
     "iceberg": "IcebergSink",
 }
 """The stores beside Kafka, by the names that options give them; other packages announce theirs as entry points."""

@@ -158,7 +158,7 @@ def table() -> Callable[..., Rows]:
 @pytest.fixture(scope="session")
 def store_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The servers of all stores, started once for all tests of a process."""
-    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
+    for driver in ("psycopg", "pymysql", "redis", "pyarrow", "duckdb"):
         pytest.importorskip(driver)
     from servers import Servers
 

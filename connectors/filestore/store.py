@@ -30,8 +30,8 @@ from exactlyonce.pipeline.retries import OF_STORE, retried
 T = TypeVar("T")
 R = TypeVar("R")
 
-STORAGE, CHECKPOINT_STORAGE = "The storage", "The checkpoint storage"
-"""The first words of a store's errors: the second for the one of `--checkpoint-storage`."""
+STORAGE, CHECKPOINT_STORAGE, STAGING = "The storage", "The checkpoint storage", "The staging folder"
+"""The first words of a store's errors: the others for the ones of `--checkpoint-storage` and `--staging`."""
 AWAY_TIMEOUT_S = 30.0
 """The time of retries: a server may restart, or refuse one request of a thousand."""
 RANGE_BYTES = 4 << 20

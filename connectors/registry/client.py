@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ConfigError, Unavailable
@@ -84,7 +85,7 @@ _REMEDIES = {
 }
 """By HTTP status; None: there was no answer."""
 
-_schemas: dict[tuple[Registry, int], PublishedSchema] = {}
+_schemas: dict[tuple[Registry, int | UUID], PublishedSchema] = {}
 _ids: dict[tuple[Registry, str, PublishedSchema], int] = {}
 """What this process knows; ids are never taken back."""
 
@@ -107,12 +108,19 @@ class RegistryClient:
         self.url = dict(registry.settings)["url"]
         """For people: it has no login in it."""
 
-    def schema(self, id: int) -> PublishedSchema:
-        """The schema of *id*, with those that it refers to. Raises `UnknownSchema`, `Unavailable`."""
+    def schema(self, id: int | UUID) -> PublishedSchema:
+        """The schema of *id*, a number or a GUID, with those that it refers to.
+
+        Raises `UnknownSchema`, also if the registry knows no GUIDs, and `Unavailable`.
+        """
         known = _schemas.get((self._registry, id))
         if known is None:
-            with self._asking():
-                known = self._published(self._client.get_schema(id))
+            if isinstance(id, UUID):
+                with self._asking(unknown=(404,)):
+                    known = self._published(self._client.get_schema_by_guid(f"{id}"))
+            else:
+                with self._asking():
+                    known = self._published(self._client.get_schema(id))
             _schemas[self._registry, id] = known
         return known
 
@@ -186,8 +194,8 @@ class RegistryClient:
         return self._client.lookup_schema(subject, sent, normalize_schemas=True)
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Turn the errors of the client into errors of this module."""
+    def _asking(self, unknown: tuple[int, ...] = ()) -> Iterator[None]:
+        """Turn the errors of the client into errors of this module; an HTTP status in *unknown* is `UnknownSchema`."""
         try:
             yield
         except (ConfigError, Unavailable, UnknownSchema, SchemaRefused):
@@ -195,7 +203,7 @@ class RegistryClient:
         except Exception as error:  # an error of its HTTP library, or of an answer that is no registry's
             code, status = getattr(error, "error_code", None), getattr(error, "http_status_code", None)
             text = masked(f"{error}" or type(error).__name__, self._secrets).removesuffix(".")
-            if code in (_NO_SCHEMA, _NO_SUBJECT, _NO_VERSION):
+            if code in (_NO_SCHEMA, _NO_SUBJECT, _NO_VERSION) or status in unknown:
                 raise UnknownSchema(text) from None
             if status in _INCOMPATIBLE:
                 raise SchemaRefused(text) from None

@@ -1,8 +1,9 @@
-"""A codec with a schema registry, opened: Confluent's wire format, a zero byte and the id of the schema in four bytes.
+"""A codec with a schema registry, opened. Confluent's wire formats: a zero byte and the id of the schema in four bytes
+before the value; or, read only, a byte 1 and its GUID in a header or before the value.
 
 Invariants: the registry is asked once for an id, never for a record; nothing is asked before the first record. An id
 that the registry does not know counts as an outage at first, since a follower may lag behind its leader. A value whose
-id is in a header is refused, and never read as if it began with an id.
+id is in a header is never read as if it began with an id.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from exactlyonce.connectors.registry.client import RegistryClient, SchemaRefused, UnknownSchema
 from exactlyonce.pipeline.codec import Codec
@@ -24,6 +26,8 @@ T = TypeVar("T")
 MAGIC = b"\0"
 ID_BYTES = 5
 """The magic byte, and an id in big-endian."""
+MAGIC_OF_GUID = b"\1"
+GUID_BYTES = 17
 LOOKS = 3
 """The looks for an unknown id before its record is a bad one; between them the runtime pauses, as in an outage."""
 
@@ -38,11 +42,12 @@ def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
     header = b""
 
     def decode(data: bytes) -> T:
-        prefix = data[:ID_BYTES]
+        length = GUID_BYTES if data[:1] == MAGIC_OF_GUID else ID_BYTES
+        prefix = data[:length]
         read = readers.get(prefix)
         if read is None:
             read = readers[prefix] = ids.reader(prefix)
-        return read(data[ID_BYTES:])
+        return read(data[length:])
 
     def encode(value: T) -> bytes:
         nonlocal header
@@ -67,7 +72,7 @@ def bytes_of(codec: Codec[Any], part: Part) -> Callable[[Message], bytes | None]
         headers: Any = message.headers()
         if headers is None or data is None:
             return data
-        return b"".join([id for name, id in headers if name == header and id]) + data
+        return next((id for name, id in headers if name == header and id), b"") + data
 
     return with_id
 
@@ -118,21 +123,23 @@ class _Ids:
 
     def reader(self, prefix: bytes) -> Callable[[bytes], Any]:
         """The decoder of the bytes after *prefix*. Raises ValueError, `Unavailable`."""
-        if prefix[:1] != MAGIC or len(prefix) < ID_BYTES:
+        if len(prefix) == GUID_BYTES:
+            id: int | UUID = UUID(bytes=prefix[1:])
+        elif len(prefix) == ID_BYTES and prefix[:1] == MAGIC:
+            id = int.from_bytes(prefix[1:], "big")
+        else:
             raise ValueError(
-                f"it begins with {prefix!r}, and not with a zero byte and the id of a schema in four bytes: it was "
-                f"written without a registry, or with the id in a header, which is not read: let its producer write "
-                f"the id before the value"
+                f"it begins with {prefix!r}, and not with a zero byte and the id of a schema in four bytes, and has no "
+                f"id in a header: it was written without a registry"
             )
-        id = int.from_bytes(prefix[1:], "big")
         try:
             writer = self._client.schema(id)
-        except UnknownSchema:
+        except UnknownSchema as error:
             self._unknown[prefix] += 1
-            why = f"the registry at {self._client.url} has no schema of its id {id}"
+            why = f"the registry at {self._client.url} has no schema of its id {id}: {error}"
             if self._unknown[prefix] < LOOKS:
                 raise Unavailable(why) from None
-            raise ValueError(f"{why}: was it written with another registry?") from None
+            raise ValueError(f"{why}. Was it written with another registry?") from None
         if writer.kind != self._codec.kind:
             raise ValueError(f"its schema {id} is one of {writer.kind}, and the codec one of {self._codec.kind}")
         return self._codec.decoder_of(writer)

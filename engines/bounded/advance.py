@@ -42,8 +42,6 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.positions import LATEST_OFFSET, TO, Group, Position
 
-ENDLESS = 1 << 62
-
 
 def stop_offsets(to: Position, inputs: Inputs, starts: Offsets) -> dict[str, dict[int, int]]:
     """The ends at *to*, one of `TO`, by source and partition; *starts* are the offsets where the work stands."""
@@ -125,14 +123,6 @@ def readings(
         for source, offsets in sorted(starts.items())
         for partition, start in sorted(offsets.items())
     )  # fmt: skip
-
-
-def to_their_ends(ranges: Sequence[Reading]) -> tuple[Reading, ...]:
-    """*ranges* without guesses: splits are read to their ends, however many records they have."""
-    return tuple(
-        msgspec.structs.replace(reading, end=ENDLESS) if reading.to_end and reading.length else reading
-        for reading in ranges
-    )
 
 
 def rest(ranges: Sequence[Reading], part: Sequence[Reading], reached: Iterable[SourceOffset]) -> tuple[Reading, ...]:

@@ -11,11 +11,10 @@ is judged in the partitions that hold all that was written for it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -34,17 +33,17 @@ from exactlyonce.connectors.kafka.partitioning import partitioner_in
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.kafka.visible import Writer, is_visible
-from exactlyonce.engines.bounded.catch_up import chunk_records
 from exactlyonce.engines.bounded.recompute import (
     CheckpointInterval,
     Recomputed,
     counts_before,
+    in_parts,
     interval_of,
     recomputation,
     recompute,
 )
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
-from exactlyonce.engines.bounded.stages import Executors, Submit, WorkListener
+from exactlyonce.engines.bounded.stages import Executors, PartListener, Submit
 from exactlyonce.engines.bounded.unit.lane_audit import (
     FOREIGN,
     AuditedLane,
@@ -65,7 +64,7 @@ from exactlyonce.engines.bounded.unit.visible_lanes import (
     VisiblePartition,
     readers_config,
 )
-from exactlyonce.engines.bounded.workplace import free_bytes, workplace
+from exactlyonce.engines.bounded.workplace import chunk_records, free_bytes, workplace
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -215,13 +214,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _audited_decoder = msgspec.msgpack.Decoder(AuditedLane)
 
 
-class AuditProgress(WorkListener, Protocol):
-    """The listener to an audit."""
-
-    def passed(self, offsets: int) -> None:
-        """So many more offsets are done."""
-
-
 @dataclass(frozen=True)
 class AuditFinding:
     """A finding, and its place."""
@@ -358,7 +350,7 @@ class Audit:
         """The offsets of the judged intervals; there may be fewer records."""
         return sum(interval.offsets for interval in self._intervals)
 
-    def run(self, executors: Executors, progress: AuditProgress) -> AuditReport:
+    def run(self, executors: Executors, progress: PartListener) -> AuditReport:
         """Judge; once for each `Audit`."""
         report, intervals = self._report, self._intervals
         if intervals:
@@ -430,20 +422,18 @@ class Audit:
 
     def _parts(self, executors: Executors) -> Iterator[list[CheckpointInterval]]:
         """The intervals in parts that are computed together: as many offsets in each as in a chunk of a backfill."""
-        waiting, done = deque(self._intervals), 0
-        while waiting:
-            most = chunk_records(
+        done = 0
+
+        def most() -> int:
+            return chunk_records(
                 executors.cores(),
                 offset_bytes=self._staged_bytes / done if done else 0.0,
                 free_bytes=free_bytes(executors.staging),
             )
-            part = [waiting.popleft()]
-            offsets = part[0].offsets
-            while waiting and offsets + waiting[0].offsets <= most:
-                part.append(waiting.popleft())
-                offsets += part[-1].offsets
+
+        for part in in_parts(self._intervals, most):
             yield part
-            done += offsets
+            done += sum(interval.offsets for interval in part)
 
     def _judge(self, intervals: Sequence[CheckpointInterval], executors: Executors) -> None:
         possible, recomputations = [], []

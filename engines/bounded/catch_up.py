@@ -2,6 +2,11 @@
 
 Invariants: each chunk is a complete checkpoint, from which a later run of any engine continues; a parallelism for which
 a manifest has no room is refused before anything is read.
+
+The way of a record: `CatchUp` chooses a chunk; `advance` makes a checkpoint of it. `stages.compute` has the units of
+each stage done, by executors or in this process: `unit.assembly` reads a unit's input, from the source or from staged
+files (`unit.ordering`), and runs its operators; `unit.outgoing` stages what goes to the next stage and to sinks. Then
+`unit.outgoing.publish` writes the outputs of Kafka's partitions in transactions, and the leader decides.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.encoding import COLUMNS_SIZE_MAX
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import HISTORY, Manifest
+from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance, first_part, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
@@ -38,10 +44,10 @@ from exactlyonce.engines.bounded.stages import (
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.unit.ordering import OPEN_READERS_MAX
-from exactlyonce.engines.bounded.workplace import THIS_MACHINE, free_bytes
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE, chunk_records, first_chunk_records, free_bytes
 from exactlyonce.engines.connections import with_heartbeat
 from exactlyonce.engines.external_checks.preflight import Inputs, Offsets, check_operators
-from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
@@ -66,14 +72,6 @@ launch of its tasks on Spark."""
 SMALL_STATE_BYTES = 16 << 20
 SMALL_UNITS = 16
 """Of all stages."""
-UNIT_RECORDS = 1_000_000
-"""The records of a chunk for each unit of a stage."""
-UNIT_RECORDS_FIRST = 100_000
-"""Those of the first chunk, which nothing is measured for."""
-PRESUMED_BYTES, PRESUMED_MS = 1_000, 0.01
-"""A record of the first chunk stages no more, and takes a publication no longer, as a rule."""
-CHUNK_RECORDS_MIN = 100_000
-"""The size of a chunk that is tried even if it may not fit into the staging room."""
 Counted = tuple[str, str, int]
 """(id of a source or a sink, topic, partitions) by now."""
 REFERENCE_BYTES = 90
@@ -240,18 +238,22 @@ class CatchUp:
                 f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {self._name}` or "
                 f"`exactlyonce run {self._name}`."
             )
-        if self.no_output and latest is not None and not begins and not latest.has_no_output:
-            raise ConfigError(
-                f"{name} has written output up to checkpoint {latest.checkpoint}: {setting('no_output')} is for "
-                f"history before its first output. Leave it out."
-            )
         if not begins:
+            self._refuse_written(latest)
             self._refuse_unaligned(latest)
         if not self.take_over:
             refuse_if_running(history)
         begun = None if begins or history.condemned else latest
         self._judge_parallelism(graph, begun)
         self._judge_topics(begun)
+
+    def _refuse_written(self, latest: Manifest | None) -> None:
+        """Raise ConfigError if work without output would follow on checkpoint *latest*, which had its output."""
+        if self.no_output and latest is not None and not latest.has_no_output:
+            raise ConfigError(
+                f"{latest.pipeline} has written output up to checkpoint {latest.checkpoint}: {setting('no_output')} "
+                f"is for history before its first output. Leave it out."
+            )
 
     def _judge_parallelism(self, graph: LogicalGraph, begun: Manifest | None) -> None:
         """Take the parallelism of state that is kept by partition; no more subtasks than key groups."""
@@ -312,13 +314,24 @@ class CatchUp:
             )
         with closing(self._connections(physical, self._note, submit, staging)) as connections, closing(KEPT):
             _refuse_too_wide(physical, connections)
+            self._judge_again(connections)
             summary = Summary(connections.recover(), parallelism=physical.parallelism)
-            self._refuse_unaligned(summary.manifest)
-            self._reach(connections, summary, submit, staging)
-            if self.follow:
-                self._go_on(connections, summary, submit, staging)
+            with connections.failing():
+                self._refuse_written(summary.manifest)
+                self._refuse_unaligned(summary.manifest)
+                self._reach(connections, summary, submit, staging)
+                if self.follow:
+                    self._go_on(connections, summary, submit, staging)
             connections.drive(connections.leader.conclude())
         return summary
+
+    def _judge_again(self, connections: PipelineConnections) -> None:
+        """Raise what has come to stand in the way since `judge`, while Spark started. Nobody is fenced yet."""
+        history = connections.drive(last_look(connections.pipeline, connections.log.peek_at_stable, connections.clock))
+        if not self.take_over:
+            refuse_if_running(history)
+        if self.options.restoration is None:
+            self._refuse_written(history.latest)
 
     def _go_on(self, connections: PipelineConnections, summary: Summary, submit: Submit, staging: str | Path) -> None:
         """Follow the input until the end is asked for."""
@@ -453,53 +466,6 @@ def follow_pause_s(idle_s: float) -> float:
     [0.1, 0.4, 1.0]
     """
     return min(FOLLOW_PAUSE_MAX_S, max(FOLLOW_PAUSE_MIN_S, idle_s / 10))
-
-
-def first_chunk_records(parallelism: int, partitions: int | None, *, free_bytes: int | None, timeout_ms: int) -> int:
-    """The records of the first chunk: `UNIT_RECORDS_FIRST` for each unit, so that units have some work, and
-    CHUNK_RECORDS at least; as many as presumably fit, see `chunk_records`.
-
-    *partitions* are those of the output topic with the fewest, which bound its publishers; None: there is no output.
-
-    >>> [first_chunk_records(units, 200, free_bytes=None, timeout_ms=900_000) for units in (2, 400, 2_000)]
-    [5000000, 40000000, 200000000]
-    >>> [first_chunk_records(2_000, 1, free_bytes=free, timeout_ms=900_000) for free in (None, 20_000_000_000)]
-    [22500000, 10000000]
-    """
-    publishers = parallelism if partitions is None else min(parallelism, partitions)
-    presumed = chunk_records(
-        parallelism,
-        offset_bytes=PRESUMED_BYTES,
-        free_bytes=free_bytes,
-        offset_ms=PRESUMED_MS / publishers,
-        timeout_ms=timeout_ms,
-    )
-    return max(CHUNK_RECORDS, min(UNIT_RECORDS_FIRST * parallelism, presumed))
-
-
-def chunk_records(
-    parallelism: int, *, offset_bytes: float, free_bytes: int | None, offset_ms: float = 0.0, timeout_ms: int = 0
-) -> int:
-    """The most records of the next chunk, of which each has staged *offset_bytes* so far, and taken *offset_ms*.
-
-    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, if it
-    is known, nor than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither
-    makes a chunk smaller than CHUNK_RECORDS_MIN.
-
-    >>> tebibyte = 1 << 40
-    >>> [chunk_records(units, offset_bytes=100.0, free_bytes=tebibyte) for units in (128, 2)]
-    [128000000, 5000000]
-    >>> [chunk_records(128, offset_bytes=100.0, free_bytes=free) for free in (2_000_000_000, 0)]
-    [10000000, 100000]
-    >>> chunk_records(128, offset_bytes=100.0, free_bytes=tebibyte, offset_ms=0.002, timeout_ms=60_000)
-    7500000
-    """
-    most = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
-    if offset_bytes and free_bytes is not None:
-        most = min(most, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
-    if offset_ms:
-        most = min(most, max(CHUNK_RECORDS_MIN, int(timeout_ms / 4 / offset_ms)))
-    return most
 
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:

@@ -3,12 +3,14 @@
 Invariants: the manifest's own subtasks read exactly the records between the two Sn, along its order logs, on the state
 of its base; in-flight records of the base go first, those of the end are left out; no block, transaction or lease; what
 cannot be recomputed exactly is an error, never a guess. The expected output of a sink is that of committed checkpoints
-alone, whatever the sink has kept of it.
+alone, whatever the sink has kept of it. Several intervals are computed in parts, as many together as a chunk of a
+backfill has records: files between stages are gone with their part, the outputs stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +29,8 @@ from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.stages import (
     Computation,
     Executors,
+    PartListener,
     Submit,
-    WorkListener,
     compute_together,
     outputs_by_sink,
     refuse_loops,
@@ -43,7 +45,7 @@ from exactlyonce.engines.bounded.unit.staging import (
     flat,
     stage_messages,
 )
-from exactlyonce.engines.bounded.workplace import workplace
+from exactlyonce.engines.bounded.workplace import chunk_records, free_bytes, require_room, workplace
 from exactlyonce.engines.external_checks.input_topics import InputTopics
 from exactlyonce.engines.external_checks.preflight import by_kind
 from exactlyonce.engines.plan import TaskSpec, plan
@@ -52,6 +54,7 @@ from exactlyonce.engines.runtime.in_flight import frames_of, records_by_channel
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.sizes import counted
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ def recomputation(
     interval: CheckpointInterval,
     files: str,
     *,
+    outputs: str = "",
     origins: bool = False,
     store_rows: bool = False,
 ) -> Recomputation:
@@ -170,7 +174,7 @@ def recomputation(
         )
     refuse_loops(graph)
     require_same_topics(client, graph, manifest)
-    common = _common(loaded, client, interval, files, origins=origins, store_rows=store_rows)
+    common = _common(loaded, client, interval, files, outputs=outputs, origins=origins, store_rows=store_rows)
     logs, left = _order_logs(client, common, manifest), _left_in_flight(client, common, manifest)
     return Recomputation(manifest, Computation(plan(graph, manifest.parallelism), common, interval.ranges, logs, left))
 
@@ -204,6 +208,19 @@ def recomputed(
     with workplace(staging, f"replay-{interval.manifest.pipeline}-{interval.manifest.checkpoint}") as files:
         (again,) = recompute([recomputation(loaded, client, interval, files)], client, submit)
         yield again
+
+
+def in_parts(intervals: Iterable[CheckpointInterval], most: Callable[[], int]) -> Iterator[list[CheckpointInterval]]:
+    """*intervals* in parts that are computed together, of as many offsets as *most* gives before each, or of one."""
+    waiting = deque(intervals)
+    while waiting:
+        left = most()
+        part = [waiting.popleft()]
+        left -= part[0].offsets
+        while waiting and waiting[0].offsets <= left:
+            part.append(waiting.popleft())
+            left -= part[-1].offsets
+        yield part
 
 
 def topic_of(manifest: Manifest, sink: str) -> tuple[str, int]:
@@ -250,6 +267,7 @@ def _common(
     interval: CheckpointInterval,
     files: str,
     *,
+    outputs: str,
     origins: bool,
     store_rows: bool,
 ) -> Stage:
@@ -275,6 +293,7 @@ def _common(
         origins=origins,
         store_rows=store_rows,
         files=files,
+        outputs=outputs,
         rules=manifest.rules,
         by_partition=bool(manifest.outputs_by_partition),
     )
@@ -336,10 +355,11 @@ class ExpectedOutput:
         *,
         first: int | None = None,
         last: int | None = None,
+        chunk_records: int | None = None,
     ) -> None:
         """The output of the checkpoints from *first* to *last*, by default of all that can be computed. *sink* is
-        optional in a pipeline with one."""
-        self._loaded, self._client = loaded, client
+        optional in a pipeline with one. *chunk_records*: see `CatchUp`; a checkpoint is computed as a whole."""
+        self._loaded, self._client, self._chunk_records = loaded, client, chunk_records
         self.sink = _chosen(loaded, sink)
         self._intervals = list(_intervals(read_history(client, loaded.pipeline.name), first, last))
 
@@ -349,27 +369,60 @@ class ExpectedOutput:
         return sum(interval.offsets for interval in self._intervals)
 
     @contextmanager
-    def computed(self, executors: Executors, progress: WorkListener) -> Iterator[list[ExpectedLane]]:
-        """Compute it. The staged files exist until the end of the block."""
-        name, sink = self._loaded.pipeline.name, self.sink
+    def computed(self, executors: Executors, progress: PartListener) -> Iterator[list[ExpectedLane]]:
+        """Compute it. The staged outputs exist until the end of the block. ConfigError once it is known that they will
+        not fit into the staging room."""
+        name, staging = self._loaded.pipeline.name, executors.staging
         progress.began(self._intervals[-1].manifest, self.offsets)
-        with workplace(executors.staging, f"expected-{name}") as files:
-            recomputations = []
-            for interval in self._intervals:
-                own = f"{files}{interval.manifest.checkpoint}-"
-                recomputations.append(
-                    recomputation(self._loaded, self._client, interval, own, origins=True, store_rows=True)
-                )
-            lanes = []
-            for again in recompute(recomputations, self._client, executors.submit):
-                number = again.manifest.checkpoint
-                (outputs,) = stage_messages(f"{files}outputs-{number}", [[*again.files.get(sink, ())]])
-                lanes += [
-                    ExpectedLane(number, lane, again.is_by_partition(sink), outputs)
-                    for lane in again.lanes(sink)
-                    if again.count(sink, lane)
-                ]
+        done = shuffled_bytes = outputs_bytes = 0
+
+        def most() -> int:
+            if self._chunk_records is not None:
+                return self._chunk_records
+            offset_bytes = (shuffled_bytes + outputs_bytes) / done if done else 0.0
+            return chunk_records(executors.cores(), offset_bytes=offset_bytes, free_bytes=free_bytes(staging))
+
+        with workplace(staging, f"expected-{name}") as files:
+            lanes: list[ExpectedLane] = []
+            for part in in_parts(self._intervals, most):
+                offsets = sum(interval.offsets for interval in part)
+                if done:
+                    left = self.offsets - done
+                    require_room(
+                        staging,
+                        outputs_bytes / done * left + shuffled_bytes / done * offsets,
+                        f"the outputs of sink {self.sink!r} and others for the other {counted(left, 'offset')}",
+                        "take fewer checkpoints, by first and last",
+                    )
+                done += offsets
+                for again in self._recomputed(part, files, executors):
+                    lanes += self._lanes(again, files)
+                    kept = sum(file.file.size for own in again.files.values() for file in own)
+                    outputs_bytes += kept
+                    shuffled_bytes += again.staged_bytes - kept
+                progress.passed(offsets)
             yield lanes
+
+    def _recomputed(self, part: Sequence[CheckpointInterval], files: str, executors: Executors) -> list[Recomputed]:
+        """Compute the intervals of *part*; their outputs are at *files*."""
+        name, first = self._loaded.pipeline.name, part[0].manifest.checkpoint
+        with workplace(executors.staging, f"expected-{name}-{first}") as between:
+            work = []
+            for interval in part:
+                own = f"{interval.manifest.checkpoint}-"
+                again = recomputation(
+                    self._loaded, self._client, interval, f"{between}{own}", outputs=f"{files}{own}", origins=True,
+                    store_rows=True,
+                )  # fmt: skip
+                work.append(again)
+            return recompute(work, self._client, executors.submit)
+
+    def _lanes(self, again: Recomputed, files: str) -> Iterator[ExpectedLane]:
+        number = again.manifest.checkpoint
+        (outputs,) = stage_messages(f"{files}outputs-{number}", [[*again.files.get(self.sink, ())]])
+        for lane in again.lanes(self.sink):
+            if again.count(self.sink, lane):
+                yield ExpectedLane(number, lane, again.is_by_partition(self.sink), outputs)
 
 
 def _chosen(loaded: Loaded, sink: str | None) -> str:

@@ -38,7 +38,8 @@ from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.sinks.kafka.open_transaction import OpenTransaction
 from exactlyonce.sinks.writer import SinkFailed
 
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 4 * 60 * 60_000
+"""What a large checkpoint may take to be written, where the broker allows it (`transaction.max.timeout.ms`)."""
 VISIBLE_TIMEOUT_MS = 5_000
 VISIBLE_POLL_S = 0.01
 
@@ -194,7 +195,8 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
     name = f"exactlyonce-replay:{manifest.pipeline}:{manifest.checkpoint}:{sink}"
     try:
         with closing(Transactions(client)) as transactions:
-            transaction = OpenTransaction.begun(client, name, transactions, timeout_ms=TIMEOUT_MS, topic=topic)
+            timeout_ms = min(TIMEOUT_MS, transactions.max_timeout_ms())
+            transaction = OpenTransaction.begun(client, name, transactions, timeout_ms=timeout_ms, topic=topic)
         for lane in again.lanes(sink):
             for output in again.outputs(sink, lane):
                 partition = output.place(partition_of, partitions) if partition_of is not None else None

@@ -82,6 +82,13 @@ class WorkListener(Protocol):
         """Work over so many offsets of input begins: from *manifest*, or recomputing up to it."""
 
 
+class PartListener(WorkListener, Protocol):
+    """The listener to bounded work in parts that are no checkpoints."""
+
+    def passed(self, offsets: int) -> None:
+        """So many more offsets are done."""
+
+
 class Executors(NamedTuple):
     """The place where units run."""
 
@@ -320,8 +327,13 @@ def _staged(computation: Computation, tasks: Sequence[Task], name: str, before: 
 
 def outputs_by_sink(receipts: Iterable[Receipt]) -> dict[str, list[OutputFile]]:
     """The staged outputs of each sink that has any, in the order of its subtasks."""
+    return by_sink(file for receipt in receipts for file in receipt.outputs)
+
+
+def by_sink(outputs: Iterable[OutputFile]) -> dict[str, list[OutputFile]]:
+    """*outputs* by sink, in the order of its subtasks; those of a subtask stay in theirs."""
     files: dict[str, list[OutputFile]] = {}
-    for file in sorted((file for receipt in receipts for file in receipt.outputs), key=lambda file: file.subtask):
+    for file in sorted(outputs, key=lambda file: file.subtask):
         files.setdefault(file.sink, []).append(file)
     return files
 

@@ -7,6 +7,8 @@ magic text. A running command holds a lock on its owner file and touches it. A f
 Locks of another machine, or of a file system without locks, cannot be seen: there it must also have been silent for
 long. In HDFS and S3, which have no locks, it is the beginning of the names of its files in one folder of ours. A
 running command puts a file there now and then. They are leftovers if the newest of them is old, by the storage's clock.
+
+The free room also says how much input is computed at once: a chunk.
 """
 
 from __future__ import annotations
@@ -30,19 +32,30 @@ from pathlib import Path
 
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.engines.bounded.unit.staging import folder_at, put, staging_at
+from exactlyonce.engines.options import CHUNK_RECORDS
+from exactlyonce.engines.processes import machine
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
+from exactlyonce.pipeline.sizes import shown_bytes
 
 THIS_MACHINE = Path(tempfile.gettempdir(), f"exactlyonce-{os.getuid()}")
 """The shared folder of this user's commands on one machine."""
 PREFIX = "exactlyonce-"
 OWNER = ".exactlyonce-owner"
 MAGIC = b"a folder of exactlyonce, removed once its command has ended"
-"""The owner file's first line; the second is the host whose processes see its lock, empty without locks."""
+"""The owner file's first line; the second is the machine whose processes see its lock, empty without locks."""
 BEAT_S = 10.0
 SILENCE_S = 600.0
 """A command without a visible lock counts as dead after so long; a paused one finds its files gone."""
 STAGED = "exactlyonce-staging"
 """The folder of ours in HDFS or S3."""
+UNIT_RECORDS = 1_000_000
+"""The records of a chunk for each unit of a stage."""
+UNIT_RECORDS_FIRST = 100_000
+"""Those of the first chunk, which nothing is measured for."""
+PRESUMED_BYTES, PRESUMED_MS = 1_000, 0.01
+"""A record of the first chunk stages no more, and takes a publication no longer, as a rule."""
+CHUNK_RECORDS_MIN = 100_000
+"""The size of a chunk that is tried even if it may not fit into the staging room."""
 _OURS = re.compile(r"[A-Za-z0-9_-]+\.[0-9a-f]{16}\.")
 """The beginning of the names of a command's files there."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -63,6 +76,68 @@ def free_bytes(staging: str | Path) -> int | None:
     if is_url(at):
         return None
     return shutil.disk_usage(next(folder for folder in (Path(at), *Path(at).parents) if folder.exists())).free
+
+
+def require_room(staging: str | Path, needed_bytes: float, what: str, remedy: str) -> None:
+    """Raise ConfigError if *staging* has less free room than *what*, in the plural, needs; a storage that does not tell
+    its room has enough."""
+    free = free_bytes(staging)
+    if free is not None and free < needed_bytes:
+        raise ConfigError(
+            f"The staging folder {staging_at(staging)} has {shown_bytes(free)} free, and {what} need some "
+            f"{shown_bytes(round(needed_bytes))} more there. Nothing was written elsewhere. Give --staging a folder "
+            f"with more room, or a place in HDFS or S3; or {remedy}."
+        )
+
+
+def first_chunk_records(
+    parallelism: int, partitions: int | None, *, free_bytes: int | None, timeout_ms: int | None
+) -> int:
+    """The records of the first chunk: `UNIT_RECORDS_FIRST` for each unit, so that units have some work, and
+    CHUNK_RECORDS at least; as many as presumably fit, see `chunk_records`.
+
+    *partitions* are those of the output topic with the fewest, which bound its publishers; None: there is no output.
+    *timeout_ms* None: nothing is published.
+
+    >>> [first_chunk_records(units, 200, free_bytes=None, timeout_ms=900_000) for units in (2, 400, 2_000)]
+    [5000000, 40000000, 200000000]
+    >>> [first_chunk_records(2_000, 1, free_bytes=free, timeout_ms=900_000) for free in (None, 20_000_000_000)]
+    [22500000, 10000000]
+    """
+    publishers = parallelism if partitions is None else min(parallelism, partitions)
+    presumed = chunk_records(
+        parallelism,
+        offset_bytes=PRESUMED_BYTES,
+        free_bytes=free_bytes,
+        offset_ms=PRESUMED_MS / publishers if timeout_ms is not None else 0.0,
+        timeout_ms=timeout_ms or 0,
+    )
+    return max(CHUNK_RECORDS, min(UNIT_RECORDS_FIRST * parallelism, presumed))
+
+
+def chunk_records(
+    parallelism: int, *, offset_bytes: float, free_bytes: int | None, offset_ms: float = 0.0, timeout_ms: int = 0
+) -> int:
+    """The most records of the next chunk, of which each has staged *offset_bytes* so far, and taken *offset_ms*.
+
+    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes, if it
+    is known, nor than the longest publication writes in a quarter of *timeout_ms*, which ends its transaction. Neither
+    makes a chunk smaller than CHUNK_RECORDS_MIN.
+
+    >>> tebibyte = 1 << 40
+    >>> [chunk_records(units, offset_bytes=100.0, free_bytes=tebibyte) for units in (128, 2)]
+    [128000000, 5000000]
+    >>> [chunk_records(128, offset_bytes=100.0, free_bytes=free) for free in (2_000_000_000, 0)]
+    [10000000, 100000]
+    >>> chunk_records(128, offset_bytes=100.0, free_bytes=tebibyte, offset_ms=0.002, timeout_ms=60_000)
+    7500000
+    """
+    most = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
+    if offset_bytes and free_bytes is not None:
+        most = min(most, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
+    if offset_ms:
+        most = min(most, max(CHUNK_RECORDS_MIN, int(timeout_ms / 4 / offset_ms)))
+    return most
 
 
 @contextmanager
@@ -100,8 +175,8 @@ def _owner_file(folder: Path) -> FileIO:
     """The owner file of *folder*, new, open and locked, if its file system has locks."""
     owner = (folder / OWNER).open("wb", buffering=0)
     try:
-        host = socket.gethostname() if _lock(owner.fileno(), fcntl.LOCK_EX) else ""
-        owner.write(MAGIC + b"\n" + host.encode())  # after the lock: an owner file without the text is nobody's
+        seen_by = _this_machine() if _lock(owner.fileno(), fcntl.LOCK_EX) else b""
+        owner.write(MAGIC + b"\n" + seen_by)  # after the lock: an owner file without the text is nobody's
     except BaseException:
         owner.close()
         raise
@@ -144,14 +219,19 @@ def _is_leftover(owner: Path) -> bool:
             locked = _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        magic, _, host = file.read(_OWNER_BYTES).partition(b"\n")
+        magic, _, seen_by = file.read(_OWNER_BYTES).partition(b"\n")
         beat = os.fstat(file.fileno()).st_mtime
     if magic != MAGIC:
         return False
-    if locked and host == socket.gethostname().encode():
+    if locked and seen_by == _this_machine():
         return True
     with tempfile.TemporaryFile(dir=owner.parent.parent) as now:  # by the clock of the folder's own machine
         return os.fstat(now.fileno()).st_mtime - beat > SILENCE_S
+
+
+def _this_machine() -> bytes:
+    """Its name, which others may have, too, and its boot."""
+    return f"{socket.gethostname()} {machine()}".encode()
 
 
 def _lock(file: int, how: int) -> bool:

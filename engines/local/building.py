@@ -123,7 +123,10 @@ class KafkaClients:
 
 Send = Callable[[msg.ToCoordinator], None]
 ASKS_ALONE_AFTER = 2
-"""After so many restarts without a completed checkpoint, `enrich` asks about each record alone."""
+"""After so many restarts without a completed checkpoint, `enrich` asks about each record alone, and `map_batches` names
+the record of an outage."""
+MAPPED_MIN = 64
+"""The records of a slice with `map_batches`, if so many are there: a call of a model costs nearly as much with one."""
 
 
 @dataclass
@@ -254,8 +257,9 @@ class _Builder:
         operators.answers.asks_alone = self.fruitless >= ASKS_ALONE_AFTER
         operators.answers.repeats_for_s = self.start.settings.timeout_ms / 1000 / 3
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
-        in_flight = [node.calls.in_flight for node in task.nodes if node.calls is not None]
-        self.least = min(max(in_flight, default=1), BATCH_RECORDS_MAX)
+        called = [node.calls.in_flight for node in task.nodes if node.calls is not None]
+        called += [min(MAPPED_MIN, node.batch_calls.max_rows) for node in task.nodes if node.batch_calls is not None]
+        self.least = min(max(called, default=1), BATCH_RECORDS_MAX)
         self.assembler.assemble(task, self, operators)
         # a source may get another partition at any barrier
         several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)

@@ -22,6 +22,7 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, Task
 from exactlyonce.engines.processes import not_collecting
 from exactlyonce.engines.runtime import (
     expiry,
+    foreign_key_operators,
     in_flight,
     join_operators,
     ordering,
@@ -55,6 +56,7 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.event_time import NO_WATERMARK
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.foreign_keys import CANONICAL_KEYS
 from exactlyonce.pipeline.functions import Context
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -72,7 +74,7 @@ _OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]]
 """The operators of nothing but the user's function."""
 _OF_TIMED: dict[type[Timed], type[TimedOperator[Any]]] = {
     **window_operators.OPERATORS, **join_operators.OPERATORS, **timer_operators.OPERATORS, **ordering.OPERATORS,
-    **expiry.OPERATORS,
+    **expiry.OPERATORS, **foreign_key_operators.OPERATORS,
 }  # fmt: skip
 """The operators with timed state, by what says how they keep it."""
 
@@ -446,12 +448,16 @@ class Assembler:
         operator: ops.BatchOperator
         if node.calls is not None:
             operator = Enricher(node.id, function, node.calls, AnswerCodec(node.calls.answer), operators.answers)
+        elif node.batch_calls is not None:
+            operator = self._batch_mapper(node, function, operators.answers)
         elif node.timed is not None:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
             operator = join_operators.LookupJoiner.made(node, node.lookup, self._table(node, io, operators))
         elif node.stateful:
             operator = self._stateful(node, cast("Any", function), io, operators)
+        elif node.kind is Kind.KEY_BY and node.fn in CANONICAL_KEYS:
+            operator = ops.KeyByCanonical(node.id, cast("Any", node.fn))
         elif node.kind is Kind.KEY_BY:
             apart = node.partitioned or node.type is UNKNOWN
             places = key_places(self.plan.graph, node, self.manifest, self.plan.parallelism, self.subtask)
@@ -472,6 +478,11 @@ class Assembler:
             _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
         operators.functions.append((node.id, function))
         return function
+
+    def _batch_mapper(self, node: Node, function: Any, answers: Answers) -> ops.BatchOperator:
+        from exactlyonce.engines.runtime.batch_mapper import BatchMapper  # needs pyarrow
+
+        return BatchMapper.made(node, function, self.plan.graph.type_of(node.inputs[0]), answers)
 
     def _stateful(self, node: Node, function: Any, io: TaskIO, operators: TaskOperators) -> ops.Stateful:
         table = self._table(node, io, operators)

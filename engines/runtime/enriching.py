@@ -153,15 +153,7 @@ class Enricher(BatchOperator):
                 place, error = number, first
                 break
         name = type_name(self.calls.answer)
-        return self._wrong(batch, place, f"gave an answer that is no {name}, or cannot be kept as one: {error}")
-
-    def _wrong(self, batch: Batch, place: int, what: str) -> RecordError:
-        origin = batch.origins[place]
-        return RecordError(
-            f"Operator {self.id!r} {what.removesuffix('.')}. That was for {shown_origin(origin)}. The job has stopped "
-            f"before it; nothing is lost. Fix the function, and run again{or_skip(origin)}.",
-            **facts_of(self.id, origin),
-        )
+        return self.misuse(batch.origins[place], f"gave an answer that is no {name}, or cannot be kept as one: {error}")
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -178,7 +170,7 @@ class Enricher(BatchOperator):
             answers: list[Any] = calls.result()
         except _Failed as failed:
             if isinstance(failed.error, _Miscounted):
-                raise self._wrong(batch, failed.place, str(failed.error)) from None
+                raise self.misuse(batch.origins[failed.place], str(failed.error)) from None
             raise self._failure(batch, failed) from failed.error
         return answers
 

@@ -92,6 +92,15 @@ class BatchOperator:
         """The *error* that the user's function raised on the record at *origin*."""
         return record_error(f"Operator {self.id!r}", self.id, origin, error)
 
+    def misuse(self, origin: Origin | None, what: str, on: str = "") -> RecordError:
+        """The error of a function that does not give what it should for the record at *origin*: *what*, after the
+        operator's name. *on*: for what else."""
+        return RecordError(
+            f"Operator {self.id!r} {what.removesuffix('.')}. That was for {on or shown_origin(origin)}. The job has "
+            f"stopped before it; nothing is lost. Fix the function, and run again{or_skip(origin)}.",
+            **facts_of(self.id, origin),
+        )
+
     def survives(self, error: BaseException) -> bool:
         """Whether a record on which the user's function raised *error* becomes a dead letter."""
         of_the_record = isinstance(error, Exception) and not isinstance(error, ExactlyOnceError | MemoryError)
@@ -311,6 +320,16 @@ class KeyBy(BatchOperator):
 
     def _keyed(self, record: Any) -> tuple[bytes, Any]:
         return explained_key(self.fn(record)), record if self.in_utc is None else self.in_utc(record)
+
+
+@dataclass(slots=True)
+class KeyByCanonical(BatchOperator):
+    """A `KeyBy` of messages that have canonical keys, and came through a `KeyBy` before."""
+
+    fn: Callable[[Any], bytes]
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(batch.keyed(list(map(self.fn, batch.records))))
 
 
 class Emitted:

@@ -17,8 +17,8 @@ import msgspec
 from exactlyonce.pipeline.shape import Form, Shape, shape_of
 
 KEY, STATE, VALUE = "key", "state", "value"
-OF_A_READ = [KEY, VALUE, "key_group", "checkpoint"]
-"""The columns of a read of state."""
+OF_A_READ = {VALUE, "key_group"}
+"""By these columns a read of state is known, whatever others are left of it."""
 _SHOWN_AS_TEXT = (Form.STR, Form.TIME, Form.UUID)
 _ANY = Shape(Form.ANY, Any)
 _Plain = Callable[[Any], Any]
@@ -26,7 +26,7 @@ _Plain = Callable[[Any], Any]
 
 def rows_of(frame: Any, key_type: Any, state_type: Any) -> Iterator[dict[str, Any]]:
     """The rows of *frame* by column: the key, and the state or its fields."""
-    is_read = frame.columns == OF_A_READ
+    is_read = set(frame.columns) >= OF_A_READ and STATE not in frame.columns
     names = {name: STATE if is_read and name == VALUE else name for name in frame.columns}
     state = shape_of(state_type)
     shapes = {field.name: field.shape for field in state.fields} | {KEY: shape_of(key_type), STATE: state}

@@ -108,6 +108,11 @@ class RowType:
             filling = "begin its sources before the oldest record that still counts"
             if node.kind is Kind.AS_OF:
                 filling = "read its table from the beginning of a compacted topic"
+            if node.kind is Kind.JOIN_TABLE:
+                raise ConfigError(
+                    f"Operator {node.id!r} is a step of join_table, which keep parts of both tables that belong "
+                    f"together. Leave it out, and read both tables from the beginning: then they fill themselves."
+                )
             raise ConfigError(
                 f"Operator {node.id!r} keeps its state by time ({node.timed}), and a row of (key, state) has none. "
                 f"Leave it out, and {filling}: then it fills itself."

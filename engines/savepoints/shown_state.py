@@ -15,6 +15,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import KeptEntry, decoded, kept_state
 from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
+from exactlyonce.pipeline.foreign_keys import is_table_join, shown_state
 from exactlyonce.pipeline.timers import shown_entry
 from exactlyonce.pipeline.windows import kept_in, moment, window_of
 from exactlyonce.state.chain import IndexHead
@@ -96,6 +97,10 @@ def _timed(view: KeyView, meaning: str, slot: int | None) -> Iterator[TimedKeyVi
         due_ms, state = shown_entry(slot, view.state)
         at = None if due_ms is None else moment(due_ms)
         yield TimedKeyView(view.key_group, view.key, state, view.version, start=None, end=at)
+        return
+    if is_table_join(meaning):
+        if (state := shown_state(meaning, slot, view.state)) is not None:
+            yield TimedKeyView(view.key_group, view.key, state, view.version, start=None, end=None)
         return
     if (window := window_of(meaning)) is None:
         yield TimedKeyView(**vars(view), start=None, end=moment(slot + 1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
@@ -30,7 +31,7 @@ from exactlyonce.engines.savepoints.shown_state import KeyView, key_views
 from exactlyonce.pipeline.durations import Duration, duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.event_time import END_OF_TIME, NO_WATERMARK
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key, described_forms, holds_keys, key_forms_of, key_group
 from exactlyonce.pipeline.sizes import Size, byte_count
 from exactlyonce.state.chain import Chain, Index, IndexHead
 from exactlyonce.state.slots import key_of, unpacked_slot
@@ -43,7 +44,13 @@ ENTRY_BYTES = 250
 MEMORY_BYTES = 512 << 20
 BLOCKS_BYTES = 64 << 20
 """The most that stays of fetched blocks."""
+KNOWN_S = 1.0
+"""The newest checkpoint is known so long after it was looked for."""
 NO_SLOT = END_OF_TIME + 1
+
+
+class NotAtHand(Exception):
+    """An answer has to be read or waited for."""
 
 
 class Found(NamedTuple):
@@ -121,13 +128,30 @@ Place = tuple[str, int, int]
 
 
 @dataclass
+class OperatorKeys:
+    """What the keys of an operator are."""
+
+    schema: Any
+    """As it was noted, or derived from the keys; None: unknown."""
+    _held: dict[int, bool] = field(default_factory=dict)
+    """By the form of a key."""
+
+    def may_have(self, key: bytes) -> bool:
+        """Whether canonical *key* is of their type."""
+        form = key_forms_of([key])
+        if form not in self._held:
+            self._held[form] = holds_keys(self.schema, described_forms(form))
+        return self._held[form]
+
+
+@dataclass
 class _At:
     """One checkpoint."""
 
     manifest: Manifest
     operators: dict[str, Subtasks] = field(default_factory=dict)
     """Those that were asked for."""
-    keys: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, OperatorKeys] = field(default_factory=dict)
     """Their `StateReader.keys`."""
 
 
@@ -221,6 +245,16 @@ class StateReader:
             return found.states
         return found.states[0].state if found.states else None
 
+    def at_hand(self, operator: str, keys: Iterable[bytes], *, min_checkpoint: int = 0) -> Found:
+        """As `find`, of what is known and kept; `NotAtHand` if that is not all. It waits for nothing."""
+        if time.monotonic() - self._looked_s > KNOWN_S:
+            raise NotAtHand
+        with self._swap:
+            answer = self._answer(operator, keys)
+        if answer is None or answer[0].manifest.checkpoint < min_checkpoint:
+            raise NotAtHand
+        return self._found(operator, *answer)
+
     def find(
         self, operator: str, keys: Iterable[bytes], *, min_checkpoint: int = 0, timeout: Duration = "30s"
     ) -> Found:
@@ -251,16 +285,25 @@ class StateReader:
             groups, group = at.manifest.max_parallelism, group + 1
             yield self._found(operator, at, sorted(entries, key=lambda entry: entry.key))
 
-    def keys(self, operator: str) -> Any:
-        """The schema of the keys of *operator*, noted or derived from the keys; None: unknown."""
+    def keys(self, operator: str) -> OperatorKeys:
+        """What the keys of *operator* are."""
+        with suppress(NotAtHand):
+            return self.keys_at_hand(operator)
         self._wait_for(0, "0s")
-        at = self._now
-        if at is None or operator not in at.operators:
-            with self._reading:
-                at = self._fill(operator, ())
+        with self._reading:
+            return self._keys(self._fill(operator, ()), operator)
+
+    def keys_at_hand(self, operator: str) -> OperatorKeys:
+        """Likewise; `NotAtHand` if it was not read."""
+        if (at := self._now) is None or operator not in at.operators:
+            raise NotAtHand
+        return self._keys(at, operator)
+
+    def _keys(self, at: _At, operator: str) -> OperatorKeys:
         if operator not in at.keys:
             subtasks = at.operators[operator].values()
-            at.keys[operator] = schema_of_keys(index for subtask in subtasks for index in subtask.indexes)
+            schema = schema_of_keys(index for subtask in subtasks for index in subtask.indexes)
+            at.keys[operator] = OperatorKeys(schema)
         return at.keys[operator]
 
     def _found(self, operator: str, at: _At, entries: list[KeptEntry]) -> Found:

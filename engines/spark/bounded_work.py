@@ -271,6 +271,7 @@ def expected(
     *,
     first: int | None = None,
     last: int | None = None,
+    chunk_records: int | None = None,
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
@@ -281,12 +282,14 @@ def expected(
     A sink of Kafka has the columns `key`, `value`, `headers`, `topic`, `partition` and `timestamp`; the last two are
     null where the client chooses them. A sink of a store has `value`, the record with its fields. Both have
     `checkpoint` and the place of the input record: `input_topic`, `input_partition`, `input_offset`. *sink* is optional
-    in a pipeline with one; by default all retained checkpoints whose interval can be computed are taken. The DataFrame
-    reads staged files: use it within the block. Nothing else is written. *params* and *settings* are as for `audit`.
+    in a pipeline with one; by default all retained checkpoints whose interval can be computed are taken. So many of
+    them are computed together as have *chunk_records* records, one at least; None: as a chunk of `backfill`. The
+    DataFrame reads staged files: use it within the block. Nothing else is written. Raises `ConfigError` if the outputs
+    will not fit into *staging*. *params* and *settings* are as for `audit`.
     """
-    _check(spark, staging, progress, sink=sink, first=first, last=last)
+    _check(spark, staging, progress, sink=sink, first=first, last=last, chunk_records=chunk_records)
     loaded, listener = resolved(pipeline, params), Listener(progress)
-    work = ExpectedOutput(loaded, _client(settings), sink, first=first, last=last)
+    work = ExpectedOutput(loaded, _client(settings), sink, first=first, last=last, chunk_records=chunk_records)
     require_columns(loaded.reference, work.sink)
     executors = _executors(spark, loaded, staging, listener, progress)
     with work.computed(executors, listener) as lanes:
@@ -300,6 +303,7 @@ def diff(
     *,
     checkpoint: int | None = None,
     to: StopAt = "latest",
+    chunk_records: int | None = None,
     shown: int = SHOWN,
     params: Mapping[str, str] | None = None,
     staging: str | Path | None = None,
@@ -309,13 +313,14 @@ def diff(
     """Compare the outputs that versions *old* and *new* of a pipeline give for the same input.
 
     Both begin with the state of *checkpoint*, by default the newest savepoint, else the oldest checkpoint that is
-    retained, and read up to *to*, as for `backfill`. Nothing is written, and a running pipeline runs on.
-    `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. *params*, of both
-    versions, and *settings* are as for `audit`.
+    retained, and read up to *to*, in chunks of *chunk_records*, as for `backfill`. Nothing is written, and a running
+    pipeline runs on. `DiffReport.frame(spark)` has the differences as a DataFrame, at most *shown* of each sink. Raises
+    `ConfigError` if the outputs, kept until they are compared, will not fit into *staging*. *params*, of both versions,
+    and *settings* are as for `audit`.
     """
-    _check(spark, staging, progress, checkpoint=checkpoint, shown=shown)
+    _check(spark, staging, progress, checkpoint=checkpoint, chunk_records=chunk_records, shown=shown)
     end, versions, listener = TO.read(to), (resolved(old, params), resolved(new, params)), Listener(progress)
-    work = Diff(*versions, _client(settings), checkpoint=checkpoint, to=end, shown=shown)
+    work = Diff(*versions, _client(settings), checkpoint=checkpoint, to=end, chunk_records=chunk_records, shown=shown)
     _send_cells(spark, *versions)
     return work.run(executors_of(spark, staging, None if progress is None else listener.units), listener)
 
@@ -383,12 +388,15 @@ def _run_options(settings: BoundedSettings) -> RunOptions:
     """The checked *settings*; ConfigError for one that is for worker processes alone. A file may have those, too."""
     known = [*ClusterSettings.__annotations__, *(setting.keyword for setting in settings_of_bounded_work())]
     if refused := sorted(name for name, value in settings.items() if value is not None and name not in known):
-        near = None if refused[0] in LocalSettings.__annotations__ else nearest(refused[0], known)
-        raise ConfigError(
-            f"{', '.join(refused)}: bounded work on Spark has no such option, for a checkpoint there is a chunk of the "
-            f"input and a unit is tried again by Spark. "
-            + (f"Did you mean {near}?" if near else f"Leave it out; options are: {', '.join(sorted(known))}.")
-        )
+        known += [*_Arguments.__struct_fields__, "params", "progress", "staging", "to"]
+        options = f"options are, not each of every function: {', '.join(sorted({*known}))}."
+        if refused[0] in LocalSettings.__annotations__:
+            raise ConfigError(
+                f"{', '.join(refused)}: bounded work on Spark has no such option, for a checkpoint there is a chunk of "
+                f"the input and a unit is tried again by Spark. Leave it out; {options}"
+            )
+        near = nearest(refused[0], known)
+        raise ConfigError(f"There is no option {', '.join(refused)}. {f'Did you mean {near}?' if near else options}")
     return options_from(settings)
 
 

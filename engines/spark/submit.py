@@ -79,7 +79,7 @@ def described(spark: SparkSession, description: str) -> Iterator[None]:
 def watched(spark: SparkSession, run: Callable[[], T], succeeded: Callable[[int], None]) -> T:
     """The result of *run*, whose job this thread starts; *succeeded* gets the number of tasks done, as it grows.
 
-    An error of *succeeded* ends the work.
+    An error of *succeeded* is raised once the work has ended.
     """
     growing = _Growing(succeeded)
     if is_connect(spark):

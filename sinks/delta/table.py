@@ -33,11 +33,11 @@ from deltalake.transaction import AddAction, Transaction
 from exactlyonce.checkpoint.records.storage_url import is_url
 from exactlyonce.connectors import refusals
 from exactlyonce.connectors.filestore.local import local_path, sync
+from exactlyonce.pipeline.arrow import arrow_schema
+from exactlyonce.pipeline.columns import Column
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
-from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.lake.columns import DELETED, TableRows, last_of_each, matched
 from exactlyonce.sinks.lake.sink import refers
 from exactlyonce.sinks.lake.table import (

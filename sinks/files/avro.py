@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import fastavro
 
 from exactlyonce.connectors.filestore.store import NewFile
+from exactlyonce.pipeline.columns import Column, columns_of, plain
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType
-from exactlyonce.sinks.files.columns import Column, columns_of, plain
 
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
 """The type of every decimal, as in Parquet."""

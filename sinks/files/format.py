@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from exactlyonce.connectors.filestore.store import NewFile
+from exactlyonce.pipeline.columns import RowField
 from exactlyonce.sinks.files import partitions
-from exactlyonce.sinks.sql.fields import RowField
 
 
 class EncodedPart(NamedTuple):

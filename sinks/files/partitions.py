@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Any
 
+from exactlyonce.pipeline.columns import RowField, kind_name
 from exactlyonce.pipeline.shape import Form
-from exactlyonce.sinks.sql.fields import RowField, kind_name
 
 NONE = "__HIVE_DEFAULT_PARTITION__"
 """The value of None in a folder's name."""

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeVar
 
 from exactlyonce.connectors.filestore.store import path_problems
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.columns import RowField, columns_of, fields_of
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink, StoreDelivery
+from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink, StoreDelivery, StoredRow, StoredRows
 from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.files import partitions
 from exactlyonce.sinks.files.avro import Avro, avro_record
-from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import WriterId, hidden_folder
 from exactlyonce.sinks.files.place import Place
 from exactlyonce.sinks.files.writer import FilesWriter, StagedFiles, drop_older
-from exactlyonce.sinks.sql.fields import RowField, fields_of
+from exactlyonce.sinks.sql.table import rows_of_table
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
@@ -124,6 +124,16 @@ class FileSink(Sink[T]):
             "delivery": self.delivery,
             "value": shape.describe(type_),
         }
+
+    def stored_rows(self, type_: Any) -> StoredRows[Any]:
+        """See `Sink`: the columns, or the records as lines have them."""
+        if self.format != "jsonl":
+            return rows_of_table(type_, "append", (), os.fspath(self.path))
+
+        def lines(records: Sequence[Any]) -> list[StoredRow]:
+            return [StoredRow(None, record) for record in records]
+
+        return StoredRows(os.fspath(self.path), "", lines)
 
     # --- committer and writer ---------------------------------------------------------------------------------------
 

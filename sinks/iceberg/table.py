@@ -43,10 +43,10 @@ from pyiceberg.table.update import AssertTableUUID
 
 from exactlyonce.connectors import refusals
 from exactlyonce.connectors.filestore.local import local_path, sync
+from exactlyonce.pipeline.arrow import arrow_schema
+from exactlyonce.pipeline.columns import Column
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.files.columns import Column
 from exactlyonce.sinks.files.layout import WriterId
-from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.iceberg.catalog import OpenCatalog
 from exactlyonce.sinks.lake.columns import DELETED, last_of_each, matched, nullable, present, without
 from exactlyonce.sinks.lake.table import (

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from exactlyonce.pipeline.columns import Column, columns_of, plain
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form, Shape
-from exactlyonce.sinks.files.columns import Column, columns_of, plain
 from exactlyonce.sinks.files.parquet import Parquet
 from exactlyonce.sinks.sql.fields import ChangedRows
 

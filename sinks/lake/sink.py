@@ -16,15 +16,15 @@ from typing import Any, ClassVar, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.columns import Column, columns_of
 from exactlyonce.pipeline.errors import ASKED_AGAIN, ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import Sink, StoredRows
 from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import Committer, CommitterContext, StoreView
-from exactlyonce.sinks.files.columns import Column, columns_of
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.lake.table import S3_ON_BUCKET, S3_ON_OBJECTS, Conflict, Lake, LoadedTable, StagedFiles
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
@@ -37,6 +37,7 @@ from exactlyonce.sinks.sql.table import (
     row_fields,
     row_problems,
     row_type,
+    rows_of_table,
 )
 from exactlyonce.sinks.writer import Opened, SinkEncoder, WriterContext
 
@@ -100,6 +101,10 @@ class LakeSink(Sink[T]):
         if mode_of(self.mode, type_) != CHANGES:
             return None
         return ChangedRows(row_fields(type_, self.mode, self.key_columns), self.key_columns)
+
+    def stored_rows(self, type_: Any) -> StoredRows[Any]:
+        """See `Sink`: the columns of the table. Raises `UnsupportedType`."""
+        return rows_of_table(type_, self.mode, self.key_columns, self.place)
 
     @property
     def shown(self) -> str:

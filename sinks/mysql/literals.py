@@ -24,9 +24,10 @@ import msgspec
 
 from exactlyonce.connectors.mysql.session import quoted
 from exactlyonce.pipeline.codec import require_finite
+from exactlyonce.pipeline.columns import RowField, kind_name
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.mysql.table import MySQLColumn
-from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, kind_name
+from exactlyonce.sinks.sql.fields import ColumnTexts
 
 ROW_END = ",\f"
 YEAR_MIN = 1000

@@ -7,11 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from exactlyonce.connectors.mysql.address import MySQLTable
+from exactlyonce.pipeline.columns import kind_name
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference
 from exactlyonce.pipeline.sink import StoreDelivery
-from exactlyonce.sinks.sql.fields import kind_name
 from exactlyonce.sinks.sql.table import TableSink, row_fields
 from exactlyonce.sinks.write_ahead.store import Store
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from exactlyonce.connectors.mysql.session import TIMEOUT_S, MySQLSession, quoted
+from exactlyonce.pipeline.columns import RowField
 from exactlyonce.pipeline.errors import StoreError, require
 from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.mysql.literals import (
@@ -34,7 +35,7 @@ from exactlyonce.sinks.mysql.table import (
     type_problem,
 )
 from exactlyonce.sinks.sql import ledger
-from exactlyonce.sinks.sql.fields import ChangedRows, ChangeEncoder, ColumnTexts, RowField
+from exactlyonce.sinks.sql.fields import ChangedRows, ChangeEncoder, ColumnTexts
 from exactlyonce.sinks.sql.store import SqlStore
 from exactlyonce.sinks.sql.table import CHANGES, mode_of
 from exactlyonce.sinks.write_ahead.store import RowEncoder

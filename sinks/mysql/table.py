@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from exactlyonce.connectors.mysql.session import OF_TABLE, MySQLSession, quoted, unique_indexes
+from exactlyonce.pipeline.columns import RowField, kind_name
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form
-from exactlyonce.sinks.sql.fields import RowField, kind_name
 from exactlyonce.sinks.sql.table import CHANGES, Table, TableColumn
 
 ENGINE = "InnoDB"

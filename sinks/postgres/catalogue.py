@@ -11,12 +11,13 @@ import msgspec
 from psycopg import sql
 
 from exactlyonce.connectors.postgres.connection import PostgresConnection
+from exactlyonce.pipeline.columns import RowField, fields_of, kind_name
 from exactlyonce.pipeline.errors import StoreError, require
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.postgres import copy_text
 from exactlyonce.sinks.postgres.copy_text import Texts
 from exactlyonce.sinks.postgres.sink import PostgresSink
-from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, fields_of, kind_name
+from exactlyonce.sinks.sql.fields import ColumnTexts
 from exactlyonce.sinks.sql.table import CHANGES, Table, TableColumn, row_type
 
 _VERSION_MIN = 120_000

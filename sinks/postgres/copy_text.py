@@ -20,8 +20,9 @@ from uuid import UUID
 import msgspec
 
 from exactlyonce.pipeline.codec import require_finite
+from exactlyonce.pipeline.columns import RowField, kind_name, shown
 from exactlyonce.pipeline.shape import Form
-from exactlyonce.sinks.sql.fields import ColumnTexts, RowField, kind_name, shown
+from exactlyonce.sinks.sql.fields import ColumnTexts
 
 MARK_BYTES = 8
 """ASCII characters before each line."""

@@ -13,6 +13,7 @@ import msgspec
 from psycopg import sql
 
 from exactlyonce.connectors.postgres.connection import Limits, LockHeld, PostgresConnection
+from exactlyonce.pipeline.columns import RowField
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ASKED_AGAIN, StoreUnavailable
 from exactlyonce.pipeline.sink import EXACTLY_ONCE
@@ -29,7 +30,7 @@ from exactlyonce.sinks.postgres.catalogue import (
 from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
 from exactlyonce.sinks.postgres.sink import PostgresSink
 from exactlyonce.sinks.sql import ledger
-from exactlyonce.sinks.sql.fields import ChangedRows, ChangeEncoder, ColumnTexts, RowField
+from exactlyonce.sinks.sql.fields import ChangedRows, ChangeEncoder, ColumnTexts
 from exactlyonce.sinks.sql.store import SqlStore
 from exactlyonce.sinks.sql.table import CHANGES, mode_of
 from exactlyonce.sinks.write_ahead.store import RowEncoder

@@ -48,9 +48,23 @@ class RedisEncoder:
         self._value = value
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
-        values = [record.value for record in records] if self._keyed else records
-        arguments, keys = self._arguments, mapped("key", self._key, records)
-        return [row(self._checked(key), arguments(value)) for key, value in zip(keys, values, strict=True)]
+        arguments, keys = self._arguments, self.keys(records)
+        return [row(key, arguments(value)) for key, value in zip(keys, self._values(records), strict=True)]
+
+    def keys(self, records: Sequence[Any]) -> list[bytes]:
+        """The key of each record's row; ValueError for one that a row cannot have."""
+        return list(map(self._checked, mapped("key", self._key, records)))
+
+    def contents(self, records: Sequence[Any]) -> list[Any]:
+        """The value of each row: its bytes if there is a codec, else the record with its fields; None: the key is
+        deleted."""
+        values = self._values(records)
+        if self._value is None:
+            return [_without_unset(value) if isinstance(value, Mapping) else value for value in values]
+        return [None if value is None else self._encoded(value) for value in values]
+
+    def _values(self, records: Sequence[Any]) -> Sequence[Any]:
+        return [record.value for record in records] if self._keyed else records
 
     def _checked(self, key: object) -> bytes:
         name = _key_bytes(key)
@@ -83,6 +97,10 @@ class RedisEncoder:
             return self._value.encode(value)
         except UnicodeEncodeError as error:
             raise ValueError(f"value: {_not_text(error)}") from None
+
+
+def _without_unset(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if value is not msgspec.UNSET}
 
 
 def _hash_changes(value: Any) -> list[bytes]:

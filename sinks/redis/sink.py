@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -17,7 +17,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.registry import SchemaCodec
 from exactlyonce.pipeline.secrets import is_reference, reference_problem, shown_reference
 from exactlyonce.pipeline.shape import Form
-from exactlyonce.pipeline.sink import StoreDelivery
+from exactlyonce.pipeline.sink import StoreDelivery, StoredRow, StoredRows
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.redis.rows import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
@@ -150,17 +150,29 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         """See `WriteAheadSink`; `ConfigError` if the redis library is missing."""
         with needing("redis", "the redis library", "RedisSink"):
             from exactlyonce.sinks.redis.store import RedisStore
-        encoder = RedisEncoder(
+        return RedisStore(
+            self.url, kind=self.kind, encoder=self._encoder(type_), hash_tag=self.hash_tag, maxlen=self.maxlen,
+            durable=self.durable, part_rows=self.part_rows,
+        )  # fmt: skip
+
+    def stored_rows(self, type_: Any) -> StoredRows[Any]:
+        """See `Sink`: values as they are written, or the fields of a record."""
+        encoder = self._encoder(type_)
+
+        def rows(records: Sequence[Any]) -> list[StoredRow]:
+            keys, contents = encoder.keys(records), encoder.contents(records)
+            return [StoredRow((key,), content) for key, content in zip(keys, contents, strict=True)]
+
+        return StoredRows(f"{self.kind}s of Redis", "key=", rows)
+
+    def _encoder(self, type_: Any) -> RedisEncoder:
+        return RedisEncoder(
             kind=self.kind,
             key=self.key or attrgetter("key"),
             keyed=holds_keys(type_),
             value=self._codec(type_) if self._has_codec else None,
             hash_tag=self.hash_tag,
         )
-        return RedisStore(
-            self.url, kind=self.kind, encoder=encoder, hash_tag=self.hash_tag, maxlen=self.maxlen,
-            durable=self.durable, part_rows=self.part_rows,
-        )  # fmt: skip
 
     @property
     def _has_codec(self) -> bool:

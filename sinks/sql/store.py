@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, TypeVar
 
+from exactlyonce.pipeline.columns import RowField
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.sink import EXACTLY_ONCE
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
-from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.sql.ledger import Ledger, OwnTable, Session
 from exactlyonce.sinks.sql.table import Table, TableSink, column_problems, mode_of, row_fields
 from exactlyonce.sinks.write_ahead.store import RowEncoder, Store

@@ -11,9 +11,11 @@ import msgspec
 from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline import hints, shape
 from exactlyonce.pipeline.changes import holds_changes
+from exactlyonce.pipeline.columns import RowField, fields_of, kind_name
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.shape import Form
-from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
+from exactlyonce.pipeline.sink import StoredRow, StoredRows
+from exactlyonce.sinks.sql.fields import ChangedRows, KeyColumns
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.writer import value_type
@@ -61,6 +63,36 @@ def row_fields(type_: Any, mode: str, key: Sequence[str]) -> tuple[RowField, ...
     """The written fields: all, or with mode "delete" the key's. Raises `UnsupportedType`."""
     fields = fields_of(row_type(type_, mode))
     return fields if mode != "delete" else tuple(field for field in fields if field.name in key)
+
+
+def contents(fields: Sequence[RowField], rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """The columns of each row, in the classes of *fields*; `TypeError` for a value of another class."""
+    names = [field.name for field in fields]
+    columns = [field.values(rows) for field in fields]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def rows_of_table(type_: Any, mode: str, key: Sequence[str], place: str) -> StoredRows[Any]:
+    """The rows of the table *place* that a sink writes in this mode, with this key. Raises `UnsupportedType`."""
+    fields = row_fields(type_, mode, key)
+    columns = KeyColumns(fields, key)
+
+    def appended(records: Sequence[Any]) -> list[StoredRow]:
+        return [StoredRow(None, content) for content in contents(fields, records)]
+
+    def upserted(records: Sequence[Any]) -> list[StoredRow]:
+        return list(map(StoredRow, columns.of_rows(records), contents(fields, records)))
+
+    def deleted(records: Sequence[Any]) -> list[StoredRow]:
+        return [StoredRow(values, None) for values in columns.of_rows(records)]
+
+    def changed(changes: Sequence[Any]) -> list[StoredRow]:
+        keys, rows = ChangedRows(fields, key).keys(changes), [change.after for change in changes]
+        there = iter(contents(fields, [row for row in rows if row is not None]))
+        return [StoredRow(key, None if row is None else next(there)) for key, row in zip(keys, rows, strict=True)]
+
+    by_mode = {"append": appended, "upsert": upserted, "delete": deleted, CHANGES: changed}
+    return StoredRows(place, ", ".join(key), by_mode[mode_of(mode, type_)])
 
 
 def columns_of_key(key: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -160,6 +192,10 @@ class TableSink(DatabaseTable, WriteAheadSink[T]):
     def full_name(self) -> str:
         """The table, with its schema if that is given apart."""
         return self.table
+
+    def stored_rows(self, type_: Any) -> StoredRows[Any]:
+        """See `Sink`: the columns of the table. Raises `UnsupportedType`."""
+        return rows_of_table(type_, self.mode, self.key_columns, self.full_name)
 
     def ledger_of(self, pipeline: str, sink: str) -> str:
         """Its rows in the table beside the target, as SQL."""

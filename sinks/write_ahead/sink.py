@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import ConfigError, StoreError
 from exactlyonce.pipeline.sink import EXACTLY_ONCE, Sink
 from exactlyonce.sinks.committer import CommitsBySubtask, Committer, CommitterContext, StoreView
 from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.write_ahead.store import InspectableStore, RowEncoder, Store
-from exactlyonce.sinks.write_ahead.writer import INDEXED, KIND, BoundedRows, DirectWriter, RowsWriter, decode_index
+from exactlyonce.sinks.write_ahead.writer import KIND, BoundedRows, DirectWriter, RowsWriter, staged_chunks
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 
@@ -55,17 +55,7 @@ class RowsCommitter(CommitsBySubtask):
 
     def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
-        return self.store.apply(self._chunks(committable), entry)
-
-    def _chunks(self, committable: StoreCommittable) -> Iterator[bytes]:
-        """All blocks of a subtask are of one key group, so they come in the order in which they were put."""
-        refs = list(committable.blocks)
-        if committable.body == INDEXED:
-            refs = [ref for body in self._bodies(refs) for ref in decode_index(body)]
-        return self._bodies(refs)
-
-    def _bodies(self, refs: list[BlockRef]) -> Iterator[bytes]:
-        return (block.body for _, block in self.context.blocks.fetch(refs))
+        return self.store.apply(staged_chunks(committable, self.context.blocks), entry)
 
     def close(self) -> None:
         self.store.close()

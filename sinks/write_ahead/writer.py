@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from exactlyonce.checkpoint.block_storage import Ticket
+from exactlyonce.checkpoint.block_storage import Blocks, Ticket
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef, StagedAck, StoreCommittable
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import RowEncoder, Store
@@ -44,6 +44,23 @@ decode_index = msgspec.msgpack.Decoder(list[BlockRef]).decode
 """The blocks of rows in an index, in their order."""
 
 
+def staged_chunks(committable: StoreCommittable, blocks: Blocks) -> Iterator[bytes]:
+    """The bodies of the blocks of rows. All blocks of a subtask are of one key group, so they come in the order in
+    which they were put."""
+    refs = list(committable.blocks)
+    if committable.body == INDEXED:
+        refs = [ref for _, index in blocks.fetch(refs) for ref in decode_index(index.body)]
+    return (block.body for _, block in blocks.fetch(refs))
+
+
+def require_room(largest: int) -> None:
+    """ValueError if a row of so many bytes is larger than a block."""
+    if largest > ROW_SIZE_MAX:
+        raise ValueError(
+            f"a row of {largest:,} bytes is larger than {ROW_SIZE_MAX:,}, the most that the checkpoint topic takes"
+        )
+
+
 class BoundedRows:
     """A store's encoder that refuses rows larger than a block."""
 
@@ -53,10 +70,7 @@ class BoundedRows:
     def encode(self, records: Sequence[Any]) -> list[bytes]:
         """See `RowEncoder`; ValueError if a row is too large."""
         rows = self._encoder.encode(records)
-        if rows and (largest := max(map(len, rows))) > ROW_SIZE_MAX:
-            raise ValueError(
-                f"a row of {largest:,} bytes is larger than {ROW_SIZE_MAX:,}, the most that the checkpoint topic takes"
-            )
+        require_room(max(map(len, rows), default=0))
         return rows
 
 
@@ -73,6 +87,9 @@ class _Interval:
 @dataclass
 class RowsWriter(IntervalWriter):
     """Stages rows for `commits.stores`, as blocks; exactly once."""
+
+    kind: ClassVar[str] = KIND
+    """See `Committer.kind`."""
 
     subtask: int
     staging: BlockStaging
@@ -135,8 +152,8 @@ class RowsWriter(IntervalWriter):
                 return None
             named, body = indexes, INDEXED
         committable = StoreCommittable(
-            sink=self.sink, subtask=self.subtask, checkpoint=interval.checkpoint, records=interval.records, kind=KIND,
-            blocks=named, body=body,
+            sink=self.sink, subtask=self.subtask, checkpoint=interval.checkpoint, records=interval.records,
+            kind=self.kind, blocks=named, body=body,
         )  # fmt: skip
         everything = tuple(dict.fromkeys((*named, *refs)))
         return FlushedInterval(staged=StagedAck(committable, everything), written=everything)

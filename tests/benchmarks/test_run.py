@@ -55,6 +55,7 @@ FIGURES = {
         "order log of a tumbling count, per record": "B",
     },
     "enrich": {f"enrich by a service of 20 ms, 200 records in flight, {batch} a call, ratio": "" for batch in (50, 1)},
+    "map-batches": {"map_batches of the same, against map": ""},
     "gap": {"longest gap between batches, 250,000 keys": "ms"},
     "parquet": {"records to Parquet files, against pyarrow": ""},
     "memory": {"resident memory, checkpoint 60 against 30": ""},

@@ -22,7 +22,7 @@ from exactlyonce.cli.main import main
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchUp, default_parallelism
-from exactlyonce.engines.bounded.stages import in_process
+from exactlyonce.engines.bounded.stages import Executors, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
 from exactlyonce.pipeline.loading import Loaded
@@ -101,11 +101,36 @@ def test_what_is_refused_before_anybody_is_fenced(
     assert fed.history().incarnation_latest == before
 
 
-def judged(fed: Fed, loaded: Loaded, parallelism: int) -> CatchUp:
+def judged(fed: Fed, loaded: Loaded, parallelism: int, *, no_output: bool = False) -> CatchUp:
     progress = Silent()
-    work = CatchUp(loaded, RunOptions(fed.config), progress, parallelism=parallelism, from_nothing=True)
+    work = CatchUp(
+        loaded, RunOptions(fed.config), progress, parallelism=parallelism, from_nothing=True, no_output=no_output
+    )
     work.judge()
     return work
+
+
+def test_what_comes_while_spark_starts(fed: Fed, tmp_path: Path) -> None:
+    """What was judged is judged again: another command has written output; a run has begun."""
+    fed.feed(100)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    history, other = judged(fed, loaded, 1, no_output=True), judged(fed, loaded, 1)
+    catch_up(fed, loaded, 1, tmp_path)
+    before = fed.history().incarnation_latest
+    executors = Executors(in_process, tmp_path, lambda: 1)
+    with pytest.raises(ConfigError, match="has written output up to checkpoint 1"):
+        history.run(executors)
+    assert fed.history().incarnation_latest == before, "nobody was fenced"
+    running = start(fed, "bounded_pipelines:broad")
+    try:
+        running.await_event(lambda event: event["event"] == "started")
+        with pytest.raises(ConfigError, match=f"is running: process {running.process.pid}"):
+            other.run(executors)
+    finally:
+        running.kill()
+    fed.feed(50)
+    catch_up(fed, loaded, 1, tmp_path)
+    fed.assert_output()
 
 
 def test_more_units_than_key_groups_are_clamped(fed: Fed) -> None:
@@ -165,6 +190,10 @@ def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
     fed.feed(100)
     with pytest.raises(RecordError, match=r"Operator 'totals' raised ZeroDivisionError"):
         catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path)
+    failed = fed.history()
+    assert failed.living(int(time.time() * 1000)) is None, "another host need not wait until it counts as dead"
+    assert failed.newest_incarnation is not None
+    assert "ZeroDivisionError" in failed.newest_incarnation.failure
 
     def failing(stage: str, work: Sequence[bytes]) -> list[bytes]:
         answers = in_process(stage, work)

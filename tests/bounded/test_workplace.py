@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -112,6 +113,12 @@ def test_another_machines_is_left_while_it_beats(tmp_path: Path) -> None:
     assert is_left_by_the_next(folder, tmp_path)
     silence(folder)
     assert not is_left_by_the_next(folder, tmp_path)
+
+
+def test_another_machine_of_the_same_name(tmp_path: Path) -> None:
+    """Its lock is not seen here either; the name alone says nothing."""
+    folder = leave(tmp_path / "exactlyonce-theirs", MAGIC + f"\n{socket.gethostname()} another-boot".encode())
+    assert is_left_by_the_next(folder, tmp_path)
 
 
 @pytest.mark.parametrize(

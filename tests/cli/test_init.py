@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exactlyonce.cli.commands.init import FILES
+from exactlyonce.cli.commands.init import STARTERS
 from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.servers.postgres import PostgresServer
 from tests.cli.conftest import Command
 
-STARTER = Path(__file__).parents[2] / "cli" / "commands" / "starter"
+FOLDERS = Path(__file__).parents[2] / "cli" / "commands" / "starters"
 
 
-def test_writes_the_starter(command: Command) -> None:
-    ended = command("init", "a/b")
+def test_what_there_is(command: Command) -> None:
+    lines = command.done("init", "--list").out.splitlines()
+    assert [line.split()[0] for line in lines] == [*STARTERS]
+    assert "visits of each page" in lines[1]
+    ended = command("init", "--starter", "total")
+    assert (ended.code, "invalid choice: 'total'" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_writes_the_starter(command: Command, name: str) -> None:
+    ended = command("init", "a/b", "--starter", name)
     assert (ended.code, ended.err) == (0, "")
     written = {path.name: path.read_text() for path in (command.folder / "a" / "b").iterdir()}
-    assert written == {path.name: path.read_text() for path in STARTER.iterdir() if path.name in FILES}
-    assert sorted(written) == sorted(p.name for p in STARTER.iterdir() if p.name not in ("__init__.py", "__pycache__"))
+    own = {path.name: path.read_text() for path in (FOLDERS / name).iterdir() if path.is_file()}
+    assert written == {**own, "feed.py": written["feed.py"]} if "feed.py" in written else own
+    assert ended.out.startswith("Wrote pipeline.py, test_pipeline.py, README.md")
     assert "  cd a/b\n" in ended.out
+    assert "  exactlyonce run pipeline:pipeline --bootstrap-servers 127.0.0.1:9092" in ended.out
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", STARTERS)
+def test_the_test_of_a_starter(command: Command, name: str) -> None:
+    """It needs neither Kafka nor a store."""
+    if name == "changes":
+        pytest.importorskip("deltalake")
+    command.done("init", "--starter", name)
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=command.folder, text=True,
+        capture_output=True, env={**os.environ, "ORDERS_DSN": "", "SHOP_DSN": ""},
+    )  # fmt: skip
+    assert tested.returncode == 0, tested.stdout
+    assert "1 passed" in tested.stdout
 
 
 def test_the_cluster_that_the_environment_names(command: Command) -> None:
@@ -71,3 +101,31 @@ def test_first_day(
         command.done("run", "pipeline:pipeline", "--until", "latest", "--inline")
         shown = script("show.py").splitlines()
         assert (shown[0].split(), shown[-1]) == (["ann", ann], f"{updates} updates")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "last"), [("postgres", "ann      |  9500"), ("changes", "'city': 'Oslo'")])
+def test_commands_of_a_readme(
+    command: Command, kafka: KafkaCluster, topic_name: str, postgres_server: PostgresServer, name: str, last: str
+) -> None:
+    """With the servers of the test."""
+    command.done("init", "--starter", name)
+    for file in command.folder.iterdir():  # other tests may have topics of the starter's names
+        text = file.read_text().replace("orders-to-postgres", f"{topic_name}-totals")
+        for used in ('KafkaSource("{}"', 'NewTopic("{}"', '["{}"]', 'produce("{}"'):
+            text = text.replace(used.format("orders"), used.format(topic_name))
+        file.write_text(text)
+    readme = (command.folder / "README.md").read_text().replace("127.0.0.1:9092", kafka.bootstrap_servers)
+    lines = readme.partition("```sh\n")[2].partition("```")[0].splitlines()
+    dsn = postgres_server.dsn()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "ORDERS_DSN": dsn, "SHOP_DSN": dsn}
+    env["EXACTLYONCE_BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers
+    said = ""
+    for line in lines:
+        if not line.startswith(("export", "exactlyonce broker")):
+            ended = subprocess.run(line, shell=True, cwd=command.folder, env=env, text=True, capture_output=True)
+            assert ended.returncode == 0, f"{line}: {ended.stderr}"
+            said = ended.stdout
+    assert last in said
+    assert "bob" not in said or name == "postgres", "its row was deleted"

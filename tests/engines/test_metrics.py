@@ -25,8 +25,10 @@ from exactlyonce.engines.local.monitoring.serving import (
     WAITING,
     Answer,
     Asked,
+    AtOnce,
     Health,
     Metrics,
+    Paths,
 )
 from exactlyonce.engines.options import listening_at
 from exactlyonce.pipeline.errors import ConfigError
@@ -36,7 +38,7 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 def scraped(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Each sample by its name and labels, without the pipeline's, by a parser that is not ours."""
-    answer = metrics.answer(Asked({}, ""))
+    answer = metrics.answer(Asked("/metrics"))
     assert answer.status == 200
     samples = [sample for family in text_string_to_metric_families(answer.body.decode()) for sample in family.samples]
     assert {sample.labels.pop("pipeline") for sample in samples} == {"totals"}
@@ -239,7 +241,8 @@ def test_addresses_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"GET /live HTTP/1.1\r\nHost: [\r\n\r\n", 403), (b"GET //[ HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nHost: [\r\n\r\n", 403), (b"GET http://[ HTTP/1.1\r\n\r\n", 400),
+        (b"GET http://localhost/live HTTP/1.1\n\n", 200),
         (b"GET /live HTTP/1.1\r\nA: b", 400), (b"GET /live HTTP/1.1\r\n \r\nGET /ready HTTP/1.1\r\n\r\n", 400),
         (b"GET /live HTTP/1.1\r\nA: b\rContent-Length: 30\r\n\r\nGET /ready HTTP/1.1\r\n\r\n", 400),
         (b"GET /live\r\n\r\n", 400), (b"GET /live HTTP/3\r\n\r\n", 400), (b"POST /live HTTP/1.1\r\n\r\n", 501),
@@ -263,3 +266,45 @@ def test_requests_that_are_not_served(sent: bytes, status: int, often: bool) -> 
     assert got.startswith(b"HTTP/1.")
     assert got.split()[1] == str(status).encode()
     assert b"ready" not in got
+
+
+def test_answers_in_the_order_of_the_requests() -> None:
+    """Also where one has to be waited for, and the next ones were sent with it."""
+    answers: Paths = {
+        "/waits": lambda _: Answer(b"waits\n"),
+        "/quick/*": AtOnce(lambda asked: Answer(asked.path.encode()), lambda _: Answer(b"never\n")),
+        "/both/*": AtOnce(lambda _: None, lambda asked: Answer(f"{dict(asked.query)}".encode())),
+    }
+    asked = ["/quick/1", "/waits", "/quick/2", "/both/?a=b%20c&d=", "/quick/3"]
+    lines = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in asked]
+    with serving("127.0.0.1", 0, answers, often=True) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(LIMIT_S)
+        client.sendall("".join(lines).encode())
+        client.shutdown(socket.SHUT_WR)
+        got = b""
+        while more := client.recv(1 << 16):
+            got += more
+    bodies = [part.split(b"\r\n\r\n")[1] for part in got.split(b"HTTP/1.1 200 OK")[1:]]
+    assert bodies == [b"/quick/1", b"waits\n", b"/quick/2", b"{'a': 'b c', 'd': ''}", b"/quick/3"]
+
+
+def test_a_client_that_does_not_read_is_not_read() -> None:
+    """So that its answers do not fill the memory of the run; it gets all, once it reads."""
+    asked, sent, refused_s = b"GET /quick/" + b"1" * 10_000 + b" HTTP/1.1\r\n\r\n", 0, None
+    answers: Paths = {"/quick/*": AtOnce(lambda _: Answer(b"\0" + b"x" * 100_000), lambda _: Answer())}
+    with serving("127.0.0.1", 0, answers, often=True) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        while refused_s is None or time.monotonic() < refused_s + 0.5:
+            try:
+                sent += client.send(asked[sent % len(asked) :] + asked * 10)
+                refused_s = None
+            except BlockingIOError:
+                refused_s = refused_s or time.monotonic()
+                time.sleep(0.01)
+            assert sent < 100 << 20, "it is always read"
+        client.settimeout(LIMIT_S)
+        whole, got = sent // len(asked), 0
+        while got < whole:
+            more = client.recv(1 << 20)
+            assert more, "it was cut off"
+            got += more.count(b"\0")

@@ -77,7 +77,7 @@ def outcomes(page: Page) -> dict[int, str]:
 
 
 def detail(page: Page, number: object) -> Any:
-    answer = page.paths["/checkpoint.json"](Asked({"id": str(number)}, ""))
+    answer = page.paths["/checkpoint.json"](Asked("/checkpoint.json", [("id", str(number))]))
     return json.loads(answer.body) if answer.status == 200 else answer.status
 
 
@@ -154,7 +154,7 @@ def test_figures_have_an_age_while_a_source_waits(page: Page) -> None:
 
 def test_the_policy_names_the_one_script_of_the_page(page: Page) -> None:
     """No other script runs: the page has no handlers in attributes."""
-    answer = page.paths["/"](Asked({}, ""))
+    answer = page.paths["/"](Asked("/"))
     script = answer.body.split(b"<script>")[1].split(b"</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in answer.policy

@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.requests import CommitStaged, FenceStore
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.external_checks.stores import PipelineStores
 from exactlyonce.pipeline.errors import ConfigError, Halt, StoreError
-from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import DuckDBSink, FileSink, MySQLSink, PostgresSink, RedisSink
 from exactlyonce.testing.store import MemorySink, StoreModel
 
 ORIGIN = "topic"
@@ -77,6 +77,7 @@ def test_the_ledger_of_each_sink_is_named_for_people() -> None:
         "redis": RedisSink("redis://cache.example", key=lambda each: each.customer),
         "cluster": RedisSink("env:NOWHERE", key=lambda each: each.customer, hash_tag="shop"),
         "files": FileSink("/data/totals", format="jsonl"),
+        "duckdb": DuckDBSink("/data/shop.duckdb", table="totals"),
         "own": MemorySink("m", StoreModel()),
     }
     for name, sink in sinks.items():
@@ -88,6 +89,7 @@ def test_the_ledger_of_each_sink_is_named_for_people() -> None:
         "redis": "the key exactlyonce_ledger:p:redis",
         "cluster": "the key exactlyonce_ledger:{shop}:p:cluster",
         "files": "the folder /data/totals/.exactlyonce/p.files",
+        "duckdb": "table exactlyonce_ledger in /data/shop.duckdb, WHERE pipeline = 'p' AND sink = 'duckdb'",
         "own": "in its store, of pipeline 'p' and sink 'own'",
     }
 

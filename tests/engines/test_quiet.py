@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("pipeline", "checkpoint", "state", "connectors", "sinks", "engines", "cli")
 CLIENTS = ("Producer", "Consumer", "AdminClient", "AvroProducer", "DeserializingConsumer", "SerializingProducer")
 FACTORY = Path("connectors/confluent.py")
-PLAIN = (Path("cli/commands/starter"), Path("cli/demo"))
+PLAIN = (Path("cli/commands/starters"), Path("cli/demo"))
 """What `exactlyonce init` leaves with a user is the user's; what feeds and counts in the demo shares no code."""
 
 

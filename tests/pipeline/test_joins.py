@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce import Output, Pipeline, Session, Tumbling
+from exactlyonce import Joined, Output, Pipeline, Record, Session, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
 from exactlyonce.errors import GraphError
@@ -102,6 +102,53 @@ def test_windows_behind_a_lookup_need_no_times_in_its_table() -> None:
     assert len(graph(write).timed) == 1
 
 
+orders_by_id = KafkaSource.records("orders-by-id", key=int, value=Order)
+
+
+def _tables(pipeline: Pipeline, by: Any = of_customer, right: Any = unstamped, **options: Any) -> Any:
+    lefts, rights = pipeline.table("lefts", orders_by_id), pipeline.table("rights", right)
+    return lefts.join_table("joined", rights, by=by, **options).changes()
+
+
+def _keyed(pipeline: Pipeline) -> Any:
+    return pipeline.source("t", timeless).key_by(of_customer)
+
+
+def test_tables_are_joined_by_three_steps_with_exchanges() -> None:
+    joined = graph(_tables)
+    assert [node.id for node in joined.stateful] == ["joined-subscribe", "joined-answer", "joined"]
+    assert len(plan(joined, 2).shuffles) == 5
+    assert plan(joined, 1).shuffles == ()
+    assert not joined.timed, "none waits for time"
+    assert joined.node("out").inputs[0].node == "joined", "changes have no key_by"
+    types = [graph(lambda p, how=how: _tables(p, how=how)).node("joined").type for how in ("inner", "left")]  # type: ignore[misc]  # how is bound
+    assert types == [
+        Record[Joined[int, Order, Customer] | None], Record[Joined[int, Order, Customer | None] | None],
+    ]  # fmt: skip
+    assert graph(_tables).fingerprint() != graph(lambda p: _tables(p, how="left")).fingerprint()
+
+
+def test_a_joined_table_is_joined_again_looked_up_and_joined_with_itself() -> None:
+    def write(pipeline: Pipeline) -> Any:
+        rights = pipeline.table("rights", unstamped)
+        lefts = pipeline.table("lefts", orders_by_id)
+        again = lefts.join_table("joined", rights, by=of_customer).join_table(
+            "again", lefts, by=lambda joined: joined.left.id, how="left"
+        )
+        looked_up = pipeline.source("orders", orders).key_by(of_id).lookup("looked-up", again)
+        looked_up.sink("found", OUT)
+        return lefts.join_table("itself", lefts, by=of_id).changes()
+
+    again = graph(write).node("again").type
+    assert again == Record[Joined[int, Joined[int, Order, Customer], Order | None] | None]
+
+
+def test_the_changes_of_a_table_are_a_stream() -> None:
+    changes = graph(lambda p: p.table("table", unstamped).changes())
+    assert [node.id for node in changes.nodes] == ["table", "out"]
+    assert changes.node("table").type == Record[Customer | None]
+
+
 def _partitioned(pipeline: Pipeline, *, right: bool, topic: str = "orders") -> Any:
     sources: dict[str, Any] = {name: pipeline.source(name, KafkaSource(name, value=Order, time="at"))
                                for name in {"orders", topic}}  # fmt: skip
@@ -150,6 +197,18 @@ MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
         p.source("orders", orders).key_by(of_id).lookup("joined", p.table("t", timeless))  # type: ignore[arg-type]  # a mistake
     ),
     "partitioned=True leaves them where": lambda p: _partitioned(p, right=False),
+    "how='full' must be one of 'inner', 'left'.*": lambda p: _tables(p, how="full"),
+    "by= gives keys of type int, and those of the right table are str": lambda p: _tables(p, by=of_id),
+    r"the lambda.* must take \(row\)": lambda p: _tables(p, by=lambda one, other: "a"),
+    r"join_table\(\) with 5, which is not a keyed stream": lambda p: (
+        p.table("lefts", orders_by_id).join_table("joined", 5, by=of_customer).changes()  # type: ignore[call-overload]  # a mistake
+    ),
+    r"join_table\(\) with a stream without keys": lambda p: (
+        p.table("lefts", orders_by_id).join_table("joined", p.source("t", timeless), by=of_customer).changes()  # type: ignore[call-overload]  # a mistake
+    ),
+    r"join_table\(\) with a keyed stream, and both sides are tables": lambda p: (
+        p.table("lefts", orders_by_id).join_table("joined", _keyed(p), by=of_customer).changes()
+    ),
     "leave it out, unless both sides are of one source": lambda p: _partitioned(p, right=True, topic="others"),
 }  # fmt: skip
 

@@ -14,14 +14,13 @@ import pytest
 from typing_extensions import NotRequired, TypedDict
 
 from exactlyonce.engines.spark.source.spark_types import column
+from exactlyonce.pipeline.arrow import arrow_schema
 from exactlyonce.pipeline.avro import avro_schema
+from exactlyonce.pipeline.columns import columns_of, fields_of, kind_name
 from exactlyonce.pipeline.keys import holds_keys
 from exactlyonce.pipeline.shape import Form, UnsupportedType, describe, described_shape, record_fields, shape_of
 from exactlyonce.sinks.files.avro import avro_record
-from exactlyonce.sinks.files.columns import columns_of
-from exactlyonce.sinks.files.parquet import arrow_schema
 from exactlyonce.sinks.postgres.catalogue import created_type
-from exactlyonce.sinks.sql.fields import fields_of, kind_name
 from exactlyonce.state.state_type import StateType
 
 T = TypeVar("T")

@@ -50,7 +50,17 @@ from exactlyonce.connectors import (
     SourceOffset,
     SplitSource,
 )
-from exactlyonce.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
+from exactlyonce.sinks import (
+    DeltaSink,
+    DuckDBSink,
+    FileSink,
+    IcebergSink,
+    KafkaSink,
+    MySQLSink,
+    PostgresSink,
+    PrintSink,
+    RedisSink,
+)
 
 
 class Order(msgspec.Struct):
@@ -254,6 +264,12 @@ assert_type(by_customer.as_of("as-of", totals_of, keep="7d"), Stream[Joined[str,
 assert_type(by_customer.as_of("as-of-stream", by_name, how="inner"), Stream[Joined[str, Order, Total]])
 assert_type(by_customer.lookup("lookup", totals_of), Stream[Joined[str, Order, Total | None]])
 assert_type(by_customer.lookup("lookup-inner", totals_of, how="inner", ttl="7d"), Stream[Joined[str, Order, Total]])
+orders_by_id = pipeline.table("orders-by-id", KafkaSource.records("orders-by-id", key=int, value=Order))
+with_total = orders_by_id.join_table("with-total", totals_of, by=lambda order: order.customer, how="left")
+assert_type(with_total, Table[Any, Joined[Any, Order, Total | None]])
+assert_type(with_total.changes(), Stream[Record[Joined[Any, Order, Total | None] | None]])
+with_totals = orders_by_id.join_table("with-totals", totals_of, by=lambda order: order.customer or None)
+assert_type(with_totals, Table[Any, Joined[Any, Order, Total]])
 
 # enrich
 
@@ -270,6 +286,25 @@ class Client:
 assert_type(orders.enrich("fetched", fetch, batch=10, in_flight=20, timeout="1s"), Stream[Enriched[Order, Total]])
 assert_type(orders.enrich("client", Client), Stream[Enriched[Order, int]])
 assert_type(orders.enrich("partial", functools.partial(Client), output=int), Stream[Enriched[Order, int]])
+
+# map_batches
+
+
+def of_batch(batch: Any) -> Any:
+    return batch
+
+
+class BatchModel(Operator):
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
+assert_type(orders.map_batches(of_batch, schema=Total), Stream[Total])
+assert_type(orders.map_batches(BatchModel, schema=Total, max_rows=10), Stream[Total])
+assert_type(orders.map_batches(functools.partial(BatchModel, 3), schema=int, id="model"), Stream[int])
 
 # event time
 in_time = EventTime("placed", disorder="5s", idle=None)
@@ -317,6 +352,7 @@ orders.sink("my", MySQLSink("orders", dsn="env:SHOP_DSN"))
 orders.sink("redis", RedisSink("env:CACHE", key=lambda order: f"order:{order.id}"))
 orders.sink("lines", FileSink("/data/out", format="parquet", roll_interval="1m", roll_bytes=1 << 26))
 orders.sink("delta", DeltaSink("/data/delta", create=True))
+orders.sink("duck", DuckDBSink("shop.duckdb", table="orders", mode="upsert", key="id"))
 orders.sink("ice", IcebergSink("shop.orders", catalog={"type": "rest"}, create=True))
 orders.map(Enrich).sink("wide", PrintSink())
 

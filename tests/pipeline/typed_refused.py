@@ -88,6 +88,9 @@ by_id.join("neither", by_id)  # type: ignore[call-overload]  # pyright: ignore[r
 by_id.join("how", by_id, within=("0s", "1s"), how="outer")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 by_id.as_of("unkeyed", orders)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 by_id.join("table", pipeline.table("t", KafkaSource.records("t", value=Order)), within=("0s", "1s"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+orders_by_id = pipeline.table("by-id", KafkaSource.records("t", value=Order))
+orders_by_id.join_table("stream", by_id, by=lambda order: order.customer)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+orders_by_id.join_table("row", orders_by_id, by=lambda order: order.missing)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 pipeline.table("values", KafkaSource("t", value=Order))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -101,6 +104,9 @@ def at_once(some: list[Order]) -> list[int]:
 
 orders.enrich("others", of_totals)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 orders.enrich("plain", at_once)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+orders.map_batches(lambda batch: batch)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+orders.map_batches(1, schema=Total)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 pipeline.run(paralelism=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 pipeline.run(parallelism="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.sinks import ledger
 from exactlyonce.sinks.ledger import LedgerEntry
-from exactlyonce.sinks.write_ahead.sink import RowsCommitter
+from exactlyonce.sinks.write_ahead import sink as write_ahead
 from exactlyonce.sinks.write_ahead.writer import RowsWriter
 
 UNDECIDED = r"is applied though no durable manifest names it"
@@ -138,9 +138,9 @@ def _not_stood_on(real: Any, self: PendingCheckpoint, manifest: Manifest) -> Any
 
 
 @mutant("rows are applied in another order than they were set aside", OTHER_ROWS)
-@in_place_of(RowsCommitter, "_chunks")
-def _disordered(real: Any, self: Any, committable: Any) -> Any:
-    return reversed(list(real(self, committable)))
+@in_place_of(write_ahead, "staged_chunks")
+def _disordered(real: Any, committable: Any, blocks: Any) -> Any:
+    return reversed(list(real(committable, blocks)))
 
 
 @mutant("what a barrier meets in memory goes to the next checkpoint", SET_ASIDE, first=1)

@@ -9,9 +9,9 @@ import sys
 CODE = """
 import sys
 from typing import NamedTuple
-from exactlyonce.sinks import DeltaSink, FileSink, IcebergSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import DeltaSink, DuckDBSink, FileSink, IcebergSink, MySQLSink, PostgresSink, RedisSink
 from exactlyonce.sinks.committer import CommitterContext
-libraries = {"psycopg", "pymysql", "redis", "pyarrow", "pyiceberg", "deltalake"}
+libraries = {"psycopg", "pymysql", "redis", "pyarrow", "pyiceberg", "deltalake", "duckdb"}
 assert not libraries & set(sys.modules)
 sys.modules.update(dict.fromkeys(libraries))
 class Row(NamedTuple):
@@ -19,7 +19,8 @@ class Row(NamedTuple):
 for sink in (
     PostgresSink("t", dsn="env:X"), MySQLSink("t", dsn="env:X"),
     RedisSink("env:X", key=str), FileSink("/t"),
-    DeltaSink("/t"), IcebergSink("a.t", catalog={"type": "rest", "uri": "env:X"}), FileSink("/t", format="jsonl"),
+    DeltaSink("/t"), DuckDBSink("a.duckdb", table="t"), IcebergSink("a.t", catalog={"type": "rest", "uri": "env:X"}),
+    FileSink("/t", format="jsonl"),
 ):
     assert list(sink.problems(Row)) == [] and sink.describe(Row)
     try:
@@ -34,6 +35,7 @@ LACKING = [
     ("RedisSink needs the redis library", "redis", "redis>="),
     ("FileSink('/t', format='parquet') needs pyarrow", "pyarrow", "pyarrow>="),
     ("DeltaSink('/t') needs deltalake", "pyarrow", "deltalake<2,>=1.6' 'pyarrow>="),
+    ("DuckDBSink('a.duckdb') needs duckdb", "duckdb", "duckdb>=1.4' 'pyarrow>="),
     ("IcebergSink('a.t') needs pyiceberg", "pyarrow", "pyiceberg[pyarrow,pyiceberg-core,sql-sqlite]<0.13,>="),
 ]
 

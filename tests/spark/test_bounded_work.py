@@ -83,7 +83,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spark": "a session", "until": "running"}, "until is running: a run on Spark ends at the present end"),
     (
         {"spark": "a session", "until": "latest", "checkpoint_interval": "1s", "on_event": print},
-        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are: accept_loss, accept_",
+        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are, .*: accept_loss",
+    ),
+    (
+        {"spark": "a session", "until": "latest", "chunk_record": 5},
+        r"^There is no option chunk_record\. Did you mean chunk_records\?",
     ),
 ]
 
@@ -114,8 +118,10 @@ def test_a_notebook_does_what_the_commands_do(
     assert (done.records, done.records_out, done.checkpoints) == (10, 10, 1)
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10, 15)])
     for options, problem in REFUSED:
+        if options.keys() > {"spark", "until"}:
+            options = options | {"spark": spark}
         with pytest.raises(ConfigError, match=problem):
-            pipeline.run("spark", **options | ({"spark": spark} if "on_event" in options else {}), **given)
+            pipeline.run("spark", **options, **given)
     with pytest.raises(ConfigError, match="params= are for a function that is named as 'module:function'"):
         catch_up(spark, pipeline, params={"name": topic_name}, **given)
     more = catch_up(spark, "doubling:make", params={"name": topic_name}, parallelism=1, **given)
@@ -132,7 +138,7 @@ def test_a_notebook_does_what_the_commands_do(
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
     assert (replayed.agrees, replayed.records, replayed.produced) == (True, 5, 5)
     assert len(kafka.read_committed(f"{topic_name}-again")) == 5
-    compared = diff(spark, pipeline, "tripling:pipeline", checkpoint=1, **given)
+    compared = diff(spark, pipeline, "tripling:pipeline", checkpoint=1, chunk_records=2, **given)
     assert (compared.agrees, compared.records, [sink.new for sink in compared.sinks]) == (False, 5, [5])
     rows = compared.frame(spark).collect()
     assert {int(row.old) % 2 for row in rows if row.old is not None} == {0}

@@ -72,7 +72,7 @@ def test_topics_and_stores_are_compared_with_it(
         assert len(places) == len(rows) == seen.count() == 40
         assert {topic for topic, _, _ in places} == {f"{topic_name}-in"}
 
-    with expected(spark, "counting_of_customers:pipeline", "files", **given) as outputs:
+    with expected(spark, "counting_of_customers:pipeline", "files", chunk_records=1, **given) as outputs:
         counts = outputs.select("value.*")
         assert counts.schema.simpleString() == "struct<customer:string,orders:bigint,last:bigint>"
         rows = outputs.collect()

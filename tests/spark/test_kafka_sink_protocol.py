@@ -164,11 +164,18 @@ def test_batch_writes_with_an_id_happen_once(world: World) -> None:
     world.target.assert_settled()
 
 
-def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
+def test_a_batch_that_had_no_rows_has_none_again(world: World) -> None:
+    """Two copies of a checkpoint location would number other rows alike, and write them twice."""
     planner = world.driver("a")
-    for partitions in (0, 2, 2):
-        planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0, partitions))
-    world.assert_exact(0)
+    planner.commit(SparkJob(QUERY, 0), world.tasks(planner, 0))
+    for _ in range(2):
+        planner.commit(SparkJob(QUERY, 1), world.tasks(planner, 1, 0))
+    copy = world.driver("b")
+    with pytest.raises(Halt, match=r"decided in checkpoint 2, with 0 rows. Now Spark gives \d+ others"):
+        copy.commit(SparkJob(QUERY, 1), world.tasks(copy, 1))
+    again = world.driver("c")
+    again.commit(SparkJob(QUERY, 2), world.tasks(again, 2))
+    world.assert_exact(0, 2)
 
 
 def test_a_sink_keeps_the_partitioner_that_it_began_with(world: World) -> None:

@@ -249,6 +249,22 @@ class TestOffsets:
         end = both.latestOffset(start, ALL)
         assert sizes(both, start, end) == [(2, 0, 1), (0, 1, 3)]
 
+    def test_a_repeated_batch_has_the_beginning_of_a_topic_that_was_found_later(self, kafka: Any, topic: str) -> None:
+        by_pattern = {"subscribePattern": f"{topic}(-other)?"}
+        first = stream(kafka, **by_pattern)
+        start = first.latestOffset(first.initialOffset(), ALL)
+        other = kafka.create_topic(f"{topic}-other")
+        kafka.produce(other, ["1", "2", "3"])
+        end = first.latestOffset(start, ALL)
+        assert sizes(first, start, end) == [(0, 0, 3)]
+        assert first.latestOffset(end, ALL) == end, "nothing has come"
+        kafka.delete_records(other, {0: 2})
+        with pytest.raises(RangeGone, match="from offset 0 to 2, but readers can see offsets 2 to 2"):
+            stream(kafka, **by_pattern).partitions(start, end)
+        assert sizes(stream(kafka, failOnDataLoss="false", **by_pattern), start, end) == [(0, 2, 3)]
+        kafka.produce(other, ["4"])
+        assert sizes(first, end, first.latestOffset(end, ALL)) == [(0, 3, 4)]
+
     def test_what_is_lost(self, kafka: Any, topic: str) -> None:
         strict, lax = stream(kafka, topic), stream(kafka, topic, failOnDataLoss="false")
         start = strict.initialOffset()

@@ -84,7 +84,7 @@ def test_an_abort_that_fails(made: BatchWriter, monkeypatch: Any, capfd: pytest.
     monkeypatch.setenv("SPARK_SIMPLIFIED_TRACEBACK", "1")
     made.abort([])
     assert "SPARK_HIDE_TRACEBACK" not in os.environ, "the process goes on, and a later defect has its traceback"
-    assert capfd.readouterr().err == f"exactlyonce, sink totals: behind a failed job: {SAID}\n"
+    assert capfd.readouterr().err == f"exactlyonce, sink totals: after a failed job: {SAID}\n"
     monkeypatch.setattr(writer, "with_driver", failing_with(InvariantViolation))
     assert "in fail" in "".join(shown(lambda: made.abort([])))
 

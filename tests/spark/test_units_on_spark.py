@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import pieces
 import pytest
 from auditing import audited, order_at, run_flawed
 from bounded import Fed, Silent, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED
 from golden import compute_again, states_of
 from losing import QUICK_ABORTS, Lossy
+from running import orders
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -48,6 +51,18 @@ def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, 
     if attribute == "every":
         there = compute_again(fed, loaded, summary.manifest.checkpoint, submit_to(spark), tmp_path / "there")
         assert there == here
+
+
+@pytest.mark.exhaustive
+def test_batches_of_arrow_on_spark(spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    """Units of Spark call a function of Arrow batches as units here do, and an audit here finds the same."""
+    fed: Any = SimpleNamespace(kafka=kafka, name=topic_name, storage="")
+    kafka.create_topic(f"{topic_name}-in", 3)
+    kafka.produce(f"{topic_name}-in", given := orders(300))
+    summary = catch_up(fed, pieces.loaded_of(topic_name), 3, tmp_path / "staging", submit=submit_to(spark))
+    assert summary.records == 300
+    pieces.assert_pieces(kafka, topic_name, given)
+    pieces.assert_audited(kafka, topic_name, tmp_path, 1)
 
 
 @pytest.mark.exhaustive

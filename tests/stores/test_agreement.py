@@ -1,4 +1,4 @@
-"""Kafka, PostgreSQL, MariaDB, Redis and files in one pipeline agree, whichever process was killed when."""
+"""Kafka, PostgreSQL, MariaDB, DuckDB, Redis and files in one pipeline agree, whichever process was killed when."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 SINKS = (
+    *("duckdb-append", "duckdb-upsert"),
     *("files-jsonl", "files-parquet", "mariadb-append", "mariadb-upsert"),
     *("postgres-append", "postgres-upsert", "redis-stream", "redis-string"),
 )
@@ -28,6 +29,8 @@ KILLS = 6
 
 def holding(job: Job) -> list[str]:
     stored: dict[str, list[Row]] = {f"files-{each}": job.servers.filed(job.name, each) for each in FORMATS}
+    for mode in ("append", "upsert"):
+        stored[f"duckdb-{mode}"] = job.servers.in_duckdb(job.name, f"{mode}ed")
     for store in STORES:
         target = f"{job.name}:totals" if store == "redis" else table(job.name, "append")
         stored[f"{store}-{'stream' if store == 'redis' else 'append'}"] = job.servers.appended(store, target)

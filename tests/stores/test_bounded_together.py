@@ -13,23 +13,25 @@ import pytest
 from auditing import audited
 from bounded import Silent
 from jobs import Job
+from together import RAISED, table
 
 from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
-from exactlyonce.engines.bounded.stages import Submit, in_process, perform
+from exactlyonce.engines.bounded.diff import Diff
+from exactlyonce.engines.bounded.stages import Executors, Submit, in_process, perform
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-SINKS = [f"{store}-{how}" for store in ("mariadb", "postgres") for how in ("append", "upsert")]
+SINKS = [f"{store}-{how}" for store in ("duckdb", "mariadb", "postgres") for how in ("append", "upsert")]
 SINKS += ["redis-stream", "redis-string", "files-jsonl", "files-parquet"]
 
 
-def loaded(job: Job) -> Loaded:
+def loaded(job: Job, attribute: str = "together") -> Loaded:
     path = str(Path(__file__).parent / "rig")
     params = {"name": job.name}
-    reference: dict[str, object] = {"module": "together", "attribute": "together", "params": params, "path": path}
+    reference: dict[str, object] = {"module": "together", "attribute": attribute, "params": params, "path": path}
     return Loaded(load_reference(reference), reference)
 
 
@@ -59,6 +61,41 @@ def test_in_process(job: Job, tmp_path: Path) -> None:
     assert report.findings == []
     for sink in SINKS:
         assert any(f"records of sink '{sink}' are in a store" in each for each in report.unjudged), report.unjudged
+
+
+def test_a_diff_compares_the_rows_for_every_store(job: Job, tmp_path: Path) -> None:
+    """By the key of an upsert, else by input record, in three chunks; the stores have what the run has written."""
+    job.feed(300)
+    job.finish()
+    more = job.feed(300)
+    del job.fed[-len(more) :]
+    totals = [order for order in (json.loads(value) for _, value in more) if order["customer"] == RAISED]
+    base = job.history().checkpoint_latest
+    work = Diff(loaded(job), loaded(job, "raised"), job.config, checkpoint=base, chunk_records=100)
+    report = work.run(Executors(in_process, tmp_path, lambda: 1), Silent())
+    assert report.records == len(more)
+    assert not report.unjudged
+    found = {sink.sink: sink for sink in report.sinks}
+    assert found.keys() == {*SINKS, "kafka", "copies"}
+    assert {name for name, sink in found.items() if not sink.differing} == {"kafka", "copies"}
+    for name in SINKS:
+        sink = found[name]
+        keyed = name.endswith("-upsert") or name.startswith("redis")
+        assert sink.by == ("key" if keyed else "input record")
+        assert sink.old == sink.new == len(more)
+        assert sink.differing == (1 if keyed else len(totals)), name
+    (upserted,) = found["postgres-upsert"].differences
+    assert (upserted.key, upserted.place) == (RAISED.encode(), 0)
+    assert upserted.old is not None
+    assert upserted.new is not None
+    old, new = (json.loads(output.value or b"") for output in (upserted.old, upserted.new))
+    assert new == {**old, "sum": old["sum"] + 1}
+    assert found["mariadb-upsert"].differences == found["postgres-upsert"].differences
+    assert {found.origin for found in found["files-parquet"].differences} == {
+        found.origin for found in found["postgres-append"].differences
+    }
+    servers_have = job.servers.appended("postgres", table(job.name, "append"))
+    assert len(servers_have) == len(job.fed)
 
 
 class Command:

@@ -22,6 +22,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.blocks import in_memory
+from exactlyonce.engines.bounded.unit.comparison import ComparableRows
 from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Reading, Receipt, Stage, Unit, WorkPlace
 from exactlyonce.engines.bounded.unit.ordering import (
@@ -89,7 +90,8 @@ def _run(place: WorkPlace, label: str) -> Receipt:
             )
         physical = plan(graph, spec.parallelism)
         task = next(task for task in physical.tasks if task.name == unit.task)
-        with KEPT.storage(place.client, spec.topic, spec.storage) as storage, KEPT.collector.collecting_rarely():
+        kept = KEPT.storage(place.client, spec.topic, spec.storage, stage.state)
+        with kept as storage, KEPT.collector.collecting_rarely():
             blocks = WorkerBlocks(storage.begin(spec.incarnation, spec.attempt)) if stage.write_state else None
             assembly = Assembly(
                 stage, unit, place.client, plan=physical, task=task, label=label, files=files, storage=storage,
@@ -285,7 +287,7 @@ class Assembly:
 
     def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Shuffle:
         receivers, groups = self.plan.parallelism, self.plan.graph.max_parallelism
-        writer = self._file(f"channel-{edge.name}-{{}}", receivers)
+        writer = self._file(self.stage.files, f"channel-{edge.name}", receivers)
         exact = self.unit.order is not None
         sending = Sending(edge.name, self.unit.subtask, groups, codec, writer, self.clock, exact=exact)
         self.sendings.append(sending)
@@ -299,21 +301,27 @@ class Assembly:
 
     def write(self, node: Node) -> Push:
         sink, graph, partitions = node.sink, self.plan.graph, self.stage.spec.output_partitions.get(node.id)
+        type_ = graph.type_of(node.inputs[0])
         letters = self.operators.dead_letters.get(node.id)
         assert sink is not None
         if self.stage.without_output and node.inputs[0].output != DEAD_LETTERS:
             return _Nowhere(node.id)
+        if lanes := self.stage.lanes:
+            if sink.topic is not None:
+                encoder = cast("WritesToTopic", sink).encoder(type_, partitions)
+                return self._stage_output(node, encoder, lanes, LanesByKey(lanes))
+            if (stored := sink.stored_rows(type_)) is not None:
+                return self._stage_output(node, ComparableRows(stored), lanes, LanesByKey(lanes, rows=True))
+            return _Nowhere(node.id)
         if sink.transactional:
             distribution: Distribution | None = None
             receivers = 1
-            if self.stage.lanes:
-                receivers, distribution = self.stage.lanes, LanesByKey(self.stage.lanes)
-            elif self.stage.by_partition:
+            if self.stage.by_partition:
                 receivers = self.stage.spec.output_partitions[node.id]
                 partition_of = partitioner(self.stage.spec.partitioners[node.id])
                 distribution = ByPartition(partition_of, receivers, self.unit.subtask)
                 self.distributions.append(distribution)
-            encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
+            encoder = cast("WritesToTopic", sink).encoder(type_, partitions)
             return self._stage_output(node, encoder, receivers, distribution)
         if self.blocks is None:
             return self._stage_output(node, _Records(), 1, None) if self.stage.store_rows else _Nowhere(node.id)
@@ -326,17 +334,17 @@ class Assembly:
         self, node: Node, encoder: SinkEncoder, receivers: int, distribution: Distribution | None
     ) -> Push:
         """Stage the output of sink *node*, which *distribution* has over so many *receivers*."""
-        file = self._file(f"output-{node.id}-{{}}", receivers)
+        file = self._file(self.stage.outputs or self.stage.files, f"output-{node.id}", receivers)
         staging = Staging(node.id, self.unit.subtask, file, distribution, origins=self.stage.origins)
         self.stagings.append(staging)
         letters = self.operators.dead_letters.get(node.id)
         staging.output = sink_output(node, self.plan.graph, staging.write, encoder, dead_letters=letters)
         return staging.output
 
-    def _file(self, name: str, receivers: int) -> FrameWriter:
-        """A file of this attempt; the braces in *name* stand for the subtask. No id has a "+", so names are unique."""
-        name = name.format(self.unit.subtask).replace(">", "+")
-        return FrameWriter(f"{self.stage.files}{name}.{self.label}", receivers)
+    def _file(self, files: str, name: str, receivers: int) -> FrameWriter:
+        """A file of this attempt among *files*. No id has a "+", so names are unique."""
+        name = f"{name}-{self.unit.subtask}".replace(">", "+")
+        return FrameWriter(f"{files}{name}.{self.label}", receivers)
 
 
 def _sent_to(

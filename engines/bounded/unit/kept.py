@@ -14,8 +14,8 @@ from typing import NamedTuple
 from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.records.manifest import TopicInfo
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.bounded.unit.messages import Stage
+from exactlyonce.engines.blocks import StorageBeside, block_storage
+from exactlyonce.engines.bounded.unit.messages import Stage, StagedState
 from exactlyonce.engines.bounded.unit.staging import StagedRange
 from exactlyonce.engines.processes import UnitCollector
 
@@ -24,6 +24,7 @@ class _Kept(NamedTuple):
     client: dict[str, str]
     topic: TopicInfo
     url: str
+    state: StagedState | None
     storage: BlockStorage
 
 
@@ -44,17 +45,21 @@ class KeptByProcess:
         return kept[1]
 
     @contextmanager
-    def storage(self, client: Mapping[str, str], topic: TopicInfo, url: str) -> Iterator[BlockStorage]:
+    def storage(
+        self, client: Mapping[str, str], topic: TopicInfo, url: str, state: StagedState | None = None
+    ) -> Iterator[BlockStorage]:
         """The block storage *url* of *topic* for one unit: the unit before's if it is the same, else a new one.
 
-        After an error in the block it is closed.
+        With *state*, later blocks are there, and new ones are written there. After an error in the block it is closed.
         """
         kept = self._exchange(None)
-        if kept is None or (kept.client, kept.topic, kept.url) != (client, topic, url):
+        if kept is None or (kept.client, kept.topic, kept.url, kept.state) != (client, topic, url, state):
             if kept is not None:
                 kept.storage.close()
             storage = block_storage(ClientConfig(client), topic, url, stays_connected=True, keeps_producer=True)
-            kept = _Kept({**client}, topic, url, storage)
+            if state is not None:
+                storage = StorageBeside.at(state.files, storage, state.checkpoint)
+            kept = _Kept({**client}, topic, url, state, storage)
         try:
             yield kept.storage
         except BaseException:

@@ -34,6 +34,15 @@ class Reading(msgspec.Struct, frozen=True):
         return self.end - self.start
 
 
+class StagedState(msgspec.Struct, frozen=True):
+    """The state of work beside a pipeline, which it carries from one chunk to the next in its own staging."""
+
+    files: str
+    """The beginning of the locations of its blocks."""
+    checkpoint: int
+    """The pipeline's checkpoint from which the work goes on: the blocks of later ones are here."""
+
+
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """The common part of a stage's units. It is staged."""
 
@@ -46,12 +55,16 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Whether output files have the origin of each record."""
     files: str
     """The beginning of the locations of its files; see `workplace`."""
+    outputs: str = ""
+    """That of files of outputs, which outlive the others; empty: the same."""
+    state: StagedState | None = None
+    """None: state is read from, and written to, the storage of the pipeline."""
     without_output: bool = False
     """Whether sinks write nothing, except for dead letters."""
     by_partition: bool
     """Whether units distribute outputs over the partitions of their topics; else the client does."""
     lanes: int = 0
-    """If not 0, outputs are distributed by key over so many lanes instead, to be compared."""
+    """If not 0, outputs are distributed by key over so many lanes instead, to be compared, rows of stores, too."""
     store_rows: bool = False
     """Whether the records of sinks of stores are staged, too, where no state is written."""
     rules: int = LATE_BELOW_LATEST

@@ -30,10 +30,12 @@ from exactlyonce.engines.bounded.unit.messages import Publication, Published, tr
 from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, BatchTime
 from exactlyonce.engines.bounded.unit.staging import (
     FrameWriter,
+    Origin,
     OutputBatch,
     OutputFile,
     SentFile,
     StagedFiles,
+    origin_bytes,
     read_outputs,
 )
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, OpenFrame, coordinates_of
@@ -155,14 +157,15 @@ class Sending:
 
 
 class LanesByKey:
-    """Outputs of one key in one of so many *lanes*; those without a key by their value."""
+    """Outputs of one key in one of so many *lanes*; those without a key by their value, or rows by their origin."""
 
-    def __init__(self, lanes: int) -> None:
-        self._lanes = lanes
+    def __init__(self, lanes: int, *, rows: bool = False) -> None:
+        self._lanes, self._rows = lanes, rows
 
-    def places(self, outputs: Outputs) -> Sequence[int]:
+    def places(self, outputs: Outputs, origins: Sequence[Origin] | None) -> Sequence[int]:
         keys = outputs.keys or [None] * len(outputs.values)
-        chosen = (value or b"" if key is None else key for key, value in zip(keys, outputs.values, strict=True))
+        others = map(origin_bytes, origins) if self._rows and origins is not None else outputs.values
+        chosen = (other or b"" if key is None else key for key, other in zip(keys, others, strict=True))
         return [zlib.crc32(data) % self._lanes for data in chosen]
 
 
@@ -174,8 +177,8 @@ class ByPartition:
         self.keyless = 0
         """The outputs so far that went to partitions in turn."""
 
-    def places(self, outputs: Outputs) -> Sequence[int]:
-        """The partition of each output."""
+    def places(self, outputs: Outputs, origins: Sequence[Origin] | None) -> Sequence[int]:
+        """The partition of each output, wherever it stems from."""
         if outputs.partitions is not None:
             return outputs.partitions
         keys = outputs.keys or [None] * len(outputs.values)
@@ -253,7 +256,7 @@ class Staging:
             self._lane(0).add(msgspec.structs.replace(batch, partitions=_list(outputs.partitions)))
             return
         shares = defaultdict[int, list[int]](list)
-        for number, partition in enumerate(self._distribution.places(outputs)):
+        for number, partition in enumerate(self._distribution.places(outputs, origins)):
             shares[partition].append(number)
         for partition, numbers in shares.items():
             self._lane(partition).add(batch.share(numbers))

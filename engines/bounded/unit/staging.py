@@ -39,13 +39,12 @@ import msgspec
 
 from exactlyonce.checkpoint.records.storage_url import is_url, parts_of, storage_url
 from exactlyonce.connectors.confluent import NOW
-from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, FileStore, Retries, store_at
+from exactlyonce.connectors.filestore.store import AWAY_TIMEOUT_S, STAGING, FileStore, Retries, store_at
 from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.engines.runtime.watermarks import Watermark
 from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, require
 from exactlyonce.sinks.kafka.sink import Outputs
 
-STAGING = "The staging folder"
 FOLDERS_KEPT = 4
 BUFFER_BYTES = 1 << 20
 GATHERED_BYTES_MAX = 32 << 20
@@ -564,6 +563,13 @@ def read_lane(outputs: Iterable[OutputFile], receiver: int, *, origins: bool = T
             yield from batches
 
 
+def read_places(places: Iterable[StagedRange]) -> Iterator[OutputBatch]:
+    """The batches at *places*, one place after the other."""
+    with closing(StagedFiles()) as files:
+        for frames in files.in_turn(places):
+            yield from map(_output_decoder.decode, frames.bodies())
+
+
 @contextmanager
 def _access(location: str, done: str) -> Iterator[None]:
     try:
@@ -598,6 +604,13 @@ def _problem(location: str, done: str, why: str, remedy: str = _ONE_FOLDER) -> C
 
 Origin = tuple[str, int, int]
 """Topic, partition and offset of an input record."""
+_PLACE = struct.Struct(">qq")
+
+
+def origin_bytes(origin: Origin) -> bytes:
+    """The bytes of *origin*, in the order of its parts."""
+    topic, partition, offset = origin
+    return topic.encode() + b"\0" + _PLACE.pack(partition, offset)
 
 
 class RecomputedOutput(NamedTuple):

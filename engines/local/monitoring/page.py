@@ -471,13 +471,13 @@ def paths_of(
     def answer_state(asked: Asked) -> Answer:
         if changes is None:
             return Answer(msgspec.json.encode(state()), "application/json")
-        if (after := asked.query.get("after", "")).isdecimal():
+        if (after := dict(asked.query).get("after", "")).isdecimal():
             changes.wait(int(after), ANSWER_WITHIN_S)
         version = changes.version  # the state may already be a later one
         return Answer(msgspec.json.encode(msgspec.structs.replace(state(), version=version)), "application/json")
 
     def answer_checkpoint(asked: Asked) -> Answer:
-        number = asked.query.get("id", "")
+        number = dict(asked.query).get("id", "")
         known = checkpoint(int(number)) if number.isdecimal() else None
         return Answer(msgspec.json.encode(known), "application/json", 404 if known is None else 200)
 

@@ -7,7 +7,8 @@ ids and numbers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.coordinator import JobState
@@ -24,24 +25,38 @@ POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-acti
 class Asked(NamedTuple):
     """A request."""
 
-    query: Mapping[str, str]
+    path: str
+    """As it was written, without the host."""
+    query: Sequence[tuple[str, str]] = ()
+    """Names and values, of which a name may have several."""
     accept: str = ""
     """Its header of that name."""
-    url: str = ""
-    """As it was written, without the host."""
     authorization: str = ""
     """Its header of that name."""
 
 
 class Answer(NamedTuple):
-    body: bytes
+    body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
     status: int = 200
     policy: str = POLICY
 
 
+@dataclass(frozen=True)
+class AtOnce:
+    """Answers mostly without waiting for anything."""
+
+    quick: Callable[[Asked], Answer | None]
+    """Gives None where it would have to wait."""
+    waiting: Callable[[Asked], Answer]
+
+    def __call__(self, asked: Asked) -> Answer:
+        return self.waiting(asked)
+
+
 Paths = Mapping[str, Callable[[Asked], Answer]]
-"""What answers, by path; a path that ends with /* answers all below it. Called on any thread."""
+"""What answers, by path; a path that ends with /* answers all below it. Called on any thread. The server's own thread
+calls only what is `AtOnce`."""
 
 
 STANDBY, WAITING = "standby", "waiting"

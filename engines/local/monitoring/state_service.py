@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import heapq
 import hmac
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from functools import lru_cache
 from threading import Event, Lock, Thread
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
 from exactlyonce.engines.local.monitoring.server import is_loopback
-from exactlyonce.engines.local.monitoring.serving import Answer, Asked, Paths
+from exactlyonce.engines.local.monitoring.serving import Answer, Asked, AtOnce, Paths
 from exactlyonce.engines.options import listening_at
 from exactlyonce.engines.savepoints.contents import possible_keys
 from exactlyonce.engines.savepoints.shown_state import KeyView, TimedKeyView
-from exactlyonce.engines.savepoints.state_reader import LOOK_S, Found, StateReader
+from exactlyonce.engines.savepoints.state_reader import LOOK_S, Found, NotAtHand, StateReader
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
-from exactlyonce.pipeline.keys import canonical_key, described_forms, holds_keys, key_forms_of
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.secrets import is_reference, look_up
 from exactlyonce.state.state_type import json_text
 
@@ -78,15 +80,23 @@ class StateService:
         thread = Thread(target=follow, name="state", daemon=True)
         thread.start()
         try:
-            yield {"/state/*": self.answer}
+            yield {"/state/*": AtOnce(self._at_once, self._waiting)}
         finally:
             ended.set()
             thread.join()
 
-    def answer(self, asked: Asked) -> Answer:
-        """For any thread."""
+    def _at_once(self, asked: Asked) -> Answer | None:
         try:
-            return _json(self._answered(asked))
+            return self._answer(asked, waits=False)
+        except NotAtHand:
+            return None
+
+    def _waiting(self, asked: Asked) -> Answer:
+        return self._answer(asked, waits=True)
+
+    def _answer(self, asked: Asked, *, waits: bool) -> Answer:
+        try:
+            return _json(self._answered(asked, waits))
         except Refused as refused:
             return _json({"error": str(refused)}, refused.status)
         except ConfigError as error:  # no such operator, no checkpoint yet
@@ -96,27 +106,28 @@ class StateService:
         except ExactlyOnceError as error:
             return _json({"error": str(error)}, 503)
 
-    def _answered(self, asked: Asked) -> dict[str, Any]:
+    def _answered(self, asked: Asked, waits: bool) -> dict[str, Any]:
         if self._token is not None and not _is(asked.authorization, f"Bearer {self._token}"):
             raise Refused(401, "A token is needed: the header Authorization: Bearer TOKEN.")
-        url = urlsplit(asked.url)
-        operator, *key = map(unquote, url.path.removeprefix("/state/").split("/", 1))
-        given = parse_qs(url.query, keep_blank_values=True)
+        operator, *key = map(unquote, asked.path.removeprefix("/state/").split("/", 1))
+        given = defaultdict[str, list[str]](list)
+        for name, value in asked.query:
+            given[name].append(value)
         if unknown := given.keys() - _PARAMETERS:
             known = ", ".join(sorted(_PARAMETERS))
             raise Refused(400, f"There is no parameter {', '.join(sorted(unknown))}: there are {known}.")
         least = _number(given, "min_checkpoint", 0)
         if key:
-            return self._one(operator, key[0], least)
+            return self._one(operator, key[0], least, waits)
         if "key" in given:
-            keys = [self._key(operator, text) for text in given["key"]]
-            found = self._reader.find(operator, keys, min_checkpoint=least, timeout=WAIT)
+            found = self._find(operator, [self._key(operator, text, waits) for text in given["key"]], least, waits)
             return {**_head(found), "states": list(map(_shown, found.states))}
+        if not waits:
+            raise NotAtHand
         return self._range(operator, given)
 
-    def _one(self, operator: str, text: str, least: int) -> dict[str, Any]:
-        key = self._key(operator, text)
-        found = self._reader.find(operator, [key], min_checkpoint=least, timeout=WAIT)
+    def _one(self, operator: str, text: str, least: int, waits: bool) -> dict[str, Any]:
+        found = self._find(operator, [self._key(operator, text, waits)], least, waits)
         if not found.states:
             raise Refused(404, f"{text} has no state of {operator!r} at checkpoint {found.checkpoint}.")
         if found.timed:
@@ -128,7 +139,9 @@ class StateService:
         limit = _number(given, "limit", LIMIT)
         if not 0 < limit <= LIMIT:
             raise Refused(400, f"limit is from 1 to {LIMIT}, not {limit}.")
-        first, last = (self._key(operator, given[name][0]) if name in given else None for name in ("from", "to"))
+        first, last = (
+            self._key(operator, given[name][0], waits=True) if name in given else None for name in ("from", "to")
+        )
         if not self._scanning.acquire(blocking=False):
             raise Refused(503, "Another request reads all keys, and one may at a time. Ask again.")
         try:
@@ -150,18 +163,22 @@ class StateService:
         assert found is not None, "a pipeline has key groups"
         return {**_head(found), "states": [_shown(view) for _, _, view in smallest]}
 
-    def _key(self, operator: str, text: str) -> bytes:
+    def _find(self, operator: str, keys: Iterable[bytes], least: int, waits: bool) -> Found:
+        if waits:
+            return self._reader.find(operator, keys, min_checkpoint=least, timeout=WAIT)
+        return self._reader.at_hand(operator, keys, min_checkpoint=least)
+
+    def _key(self, operator: str, text: str, waits: bool) -> bytes:
         """The key that *text* means; refused if it is none of the operator's type, or could be two."""
         try:
             keys = possible_keys(text)
         except ConfigError as error:
             raise Refused(400, str(error)) from None
-        if (schema := self._reader.keys(operator)) is not None:
-            keys = {key for key in keys if holds_keys(schema, described_forms(key_forms_of([key])))}
-            if not keys:
-                raise Refused(400, f"{text} is no key of {operator!r}: its keys are {schema}, written in JSON.")
+        known = (self._reader.keys if waits else self._reader.keys_at_hand)(operator)
+        if not (keys := set(filter(known.may_have, keys))):
+            raise Refused(400, f"{text} is no key of {operator!r}: its keys are {known.schema}, written in JSON.")
         if len(keys) > 1:
-            keys = {key for key in keys if self._reader.find(operator, [key]).states} or {min(keys)}
+            keys = {key for key in keys if self._find(operator, [key], 0, waits).states} or {min(keys)}
         if len(keys) > 1:
             raise Refused(400, f"{text} is two keys of {operator!r}, a text and a value: write the text in quotes.")
         return next(iter(keys))
@@ -171,11 +188,15 @@ def _json(document: Any, status: int = 200) -> Answer:
     return Answer(f"{json_text(document)}\n".encode(), "application/json", status)
 
 
+@lru_cache(maxsize=8)
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
 def _head(found: Found) -> dict[str, Any]:
-    at = datetime.fromtimestamp(found.completed_at_ms / 1000, timezone.utc)
     return {
         "pipeline": found.pipeline, "operator": found.operator, "checkpoint": found.checkpoint,
-        "completed_at": at.isoformat(timespec="milliseconds"),
+        "completed_at": _moment(found.completed_at_ms),
     }  # fmt: skip
 
 

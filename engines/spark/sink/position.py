@@ -143,7 +143,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         return self.passed if is_same_run else 0
 
     def holds(self, job: SparkJob) -> bool:
-        """Whether *job* is decided. A write without rows does not count: it may have rows now.
+        """Whether *job* is decided.
 
         >>> position = Position(query="q", batch_next=3, parts=(Tally(9),))
         >>> position.holds(SparkJob("q", 2)), position.holds(SparkJob("q", 3))
@@ -153,8 +153,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
             return job.write_id in self.writes
         if job.query != self.query or job.batch >= self.batch_next:
             return False
-        place = self.place(job)
-        return not self.parts or (place < len(self.parts) and self.parts[place].rows > 0)
+        return not self.parts or self.place(job) < len(self.parts)
 
     def after(self, job: SparkJob, tally: Tally, checkpoint: int) -> Position:
         """The position after *checkpoint* has decided *job* with the rows of *tally*, or has skipped a decided job."""

@@ -27,12 +27,12 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from exactlyonce import sinks
+from exactlyonce.pipeline.columns import RowField, fields_of, kind_name
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.pipeline.extras import SINKS, announced, loaded
 from exactlyonce.pipeline.hints import members, without_none
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.pipeline.sink import Sink, delivery_problems
-from exactlyonce.sinks.sql.fields import RowField, fields_of, kind_name
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

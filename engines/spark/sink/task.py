@@ -2,8 +2,9 @@
 
 Invariants: rows of a decided job are counted and hashed instead of written. Only an attempt's message names its output.
 
-To Kafka, each attempt has one transaction, flushed and left open. Concurrent attempts of a task never share a
-transactional id, and an id is taken only while no transaction is open under it. A row is written whole or is an error,
+To Kafka, each attempt has one transaction, flushed and left open. Concurrent attempts of a task do not share a
+transactional id, and an id is taken only while no transaction is open under it: should two that Spark both calls
+attempt 0 look at the same moment, one's transaction is aborted, and it fails. A row is written whole or is an error,
 with the columns of Spark's own sink. An id is `eo:<sinkId>:spark:<partition>:<incarnation>.0-<attempt>:<slot>`, with
 Spark's count of the task's attempts. A later job uses it again, once its last one is finalized. A task that Spark runs
 anew, as attempt 0, gets another slot.

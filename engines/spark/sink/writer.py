@@ -77,9 +77,7 @@ class FormatWriter(ABC):
         except InvariantViolation:
             raise
         except ExactlyOnceError as error:
-            print(
-                f"exactlyonce, sink {self.options.sink_id}: behind a failed job: {error}", file=sys.stderr, flush=True
-            )
+            print(f"exactlyonce, sink {self.options.sink_id}: after a failed job: {error}", file=sys.stderr, flush=True)
 
     @abstractmethod
     def job_of(self, context: TaskContext) -> SparkJob:

@@ -18,6 +18,7 @@ is none.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -540,11 +541,13 @@ def _next(reader: RangeReader, columns: RecordColumns) -> pa.RecordBatch | None:
         return columns.batch(reader.topic, reader.partition, messages) if messages else None
 
 
-class TopicOffsets(msgspec.Struct, frozen=True):
+class TopicOffsets(msgspec.Struct, frozen=True, omit_defaults=True):
     """The start of the next batch in one topic."""
 
     topic_id: str
     offsets: Mapping[int, int]
+    began: Mapping[int, int] = {}
+    """The start of the first batch with a topic that was found later: a repetition of that batch begins there, too."""
 
 
 Offsets = dict[str, TopicOffsets]
@@ -605,10 +608,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = self._ranges(begin, self._seen if self._target is None else self._target, now)
         if not isinstance(limit, ReadAllAvailable) and self._waits(sum(whole.size for whole in ranges)):
             return start
-        offsets: dict[str, dict[int, int]] = {}
+        offsets, starts = defaultdict[str, dict[int, int]](dict), defaultdict[str, dict[int, int]](dict)
         for share in shares(ranges, limit.max_rows if isinstance(limit, ReadMaxRows) else None):
-            offsets.setdefault(share.topic, {})[share.partition] = share.end
-        ends = {name: _moved(begin.get(name), now[name].topic_id, ends) for name, ends in offsets.items()}
+            offsets[share.topic][share.partition] = share.end
+            starts[share.topic][share.partition] = share.start
+        ends = {name: _moved(begin.get(name), now[name].topic_id, ends, starts[name]) for name, ends in offsets.items()}
         return _encoded(begin | ends)  # keeps topics that may be subscribed to again
 
     @shown_alone
@@ -675,7 +679,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, topic in now.items():
             if name not in end:  # subscribed to since the batch was planned
                 continue
-            starts = self._starts(begin.get(name), topic)
+            starts = self._starts(begin.get(name), topic, end[name])
             if lossless:
                 require_same_topic(topic, end[name].topic_id)
             elif topic.topic_id != end[name].topic_id:  # the batch is gone; present records are the next one's
@@ -687,16 +691,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.append(available(Range(name, topic.topic_id, partition, start, until), topic, lossless))
         return ranges
 
-    def _starts(self, begin: TopicOffsets | None, topic: TopicContents) -> Mapping[int, int]:
-        """The starts in a topic; one that the query has not read before begins at its earliest offsets."""
+    def _starts(self, begin: TopicOffsets | None, topic: TopicContents, end: TopicOffsets) -> Mapping[int, int]:
+        """The starts in a topic of the batch to *end*; one that the query has not read before begins at its earliest
+        offsets, those of when the batch was planned."""
         if begin is None:
-            return topic.first
+            return end.began or topic.first
         try:
             require_same_topic(topic, begin.topic_id)
         except RangeGone:
             if self._options.fail_on_data_loss:
                 raise
-            return topic.first
+            return end.began or topic.first
         return begin.offsets
 
     def _contents(self) -> dict[str, TopicContents]:
@@ -718,7 +723,7 @@ def _note(text: str) -> None:
 def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, TopicContents]) -> None:
     """Raise if a repeated batch has records of a topic or a partition that is no longer read."""
     for name, until in end.items():
-        before = _moved(begin.get(name), until.topic_id, {}).offsets
+        before = _moved(begin.get(name), until.topic_id, {}, {}).offsets
         if name not in now:
             left_out = set(until.offsets)
         elif now[name].topic_id == until.topic_id:
@@ -734,10 +739,14 @@ def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, TopicCon
             )
 
 
-def _moved(before: TopicOffsets | None, topic_id: str, ends: Mapping[int, int]) -> TopicOffsets:
-    """The offsets *ends*, with those *before* of partitions that are not read at present."""
-    kept = before.offsets if before is not None and before.topic_id == topic_id else {}
-    return TopicOffsets(topic_id, dict(sorted({**kept, **ends}.items())))
+def _moved(
+    before: TopicOffsets | None, topic_id: str, ends: Mapping[int, int], starts: Mapping[int, int]
+) -> TopicOffsets:
+    """The offsets *ends* of a batch that begins at *starts*, with those *before* of partitions that are not read at
+    present."""
+    if before is None or before.topic_id != topic_id:
+        return TopicOffsets(topic_id, dict(sorted(ends.items())), dict(sorted(starts.items())))
+    return TopicOffsets(topic_id, dict(sorted({**before.offsets, **ends}.items())), before.began)
 
 
 def _ends(now: Mapping[str, TopicContents]) -> Offsets:

@@ -197,6 +197,9 @@ class Silent:
     def began(self, manifest: Manifest, offsets: int) -> None:
         pass
 
+    def passed(self, offsets: int) -> None:
+        pass
+
     def advanced(self, advanced: Advanced, offsets: int) -> None:
         self.checkpoints.append(advanced.manifest)
         self.advances.append(advanced)

@@ -12,8 +12,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from exactlyonce.pipeline.columns import columns_of
 from exactlyonce.pipeline.shape import UnsupportedType
-from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.parquet import Parquet
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
 

@@ -12,8 +12,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from exactlyonce.pipeline.columns import fields_of
 from exactlyonce.sinks.files import partitions
-from exactlyonce.sinks.sql.fields import fields_of
 
 
 class Shop(Enum):

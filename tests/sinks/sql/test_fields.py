@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from typing_extensions import NotRequired, TypedDict
 
+from exactlyonce.pipeline.columns import RowField, fields_of
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.shape import Form, UnsupportedType
-from exactlyonce.sinks.sql.fields import RowField, fields_of
 from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems
 
 

@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.records.manifest import transaction_prefix
 from exactlyonce.testing.cluster import KafkaCluster
 
 COLUMNS = "id bigint NOT NULL, customer varchar(20) NOT NULL, total bigint CHECK (total >= 0)"
-STORES = ("postgres", "mariadb", "redis", "files", "delta", "iceberg")
+STORES = ("postgres", "mariadb", "redis", "files", "delta", "iceberg", "duckdb")
 OF_FOLDERS = STORES[3:]
 """Those without a server."""
 TARGETS = ("kafka", *STORES)
@@ -67,6 +67,8 @@ class Target:
             return {"sink": "files", "path": str(self.folder)}
         if self.store == "delta":
             return {"sink": "delta", "path": str(self.folder), "create": "true"}
+        if self.store == "duckdb":
+            return {"sink": "duckdb", "path": f"{self.folder}.duckdb", "table": "totals", "create": "true"}
         if self.store == "iceberg":
             self.folder.mkdir(exist_ok=True)
             properties = json.dumps(iceberg_properties(self.folder))
@@ -86,15 +88,22 @@ class Target:
             paths = [str(path) for path in self.folder.rglob("*.parquet") if not self._is_hidden(path)]
             table = ds.dataset(paths, format="parquet").to_table().to_pylist() if paths else []
             return sorted(Row(each["id"], each["customer"], each["total"]) for each in table)
-        if self.store in ("delta", "iceberg"):
-            return sorted(Row(each["id"], each["customer"], each["total"]) for each in self._in_lake())
+        if self.store in ("delta", "duckdb", "iceberg"):
+            return sorted(Row(each["id"], each["customer"], each["total"]) for each in self._in_library())
         if self.store == "redis":
             entries = [entry for _, entry in self.servers.redis.client.xrange(self.table)]
             return sorted(Row(int(each["id"]), each["customer"], int(each["total"])) for each in entries)
         return sorted(Row(*each) for each in self.sql(f"SELECT id, customer, total FROM {self.table}"))
 
-    def _in_lake(self) -> list[dict[str, Any]]:
+    def _in_library(self) -> list[dict[str, Any]]:
         """The rows of the table; none if there is no table yet."""
+        if self.store == "duckdb":
+            import duckdb
+
+            if not (path := self.folder.with_suffix(".duckdb")).exists():
+                return []
+            with duckdb.connect(path) as connection:
+                return list(connection.execute("SELECT * FROM totals").fetch_arrow_table().to_pylist())
         if self.store == "delta":
             from deltalake import DeltaTable
 

@@ -117,6 +117,7 @@ def assert_agreement(servers: Servers, kafka: KafkaCluster, name: str, fed: Fed)
     appended = {"kafka": totals}
     for store in STORES:
         appended[store] = servers.appended(store, f"{name}:totals" if store == "redis" else table(name, "append"))
+    appended["duckdb"] = servers.in_duckdb(name, "appended")
     for where, rows in appended.items():
         assert_updates([row._asdict() for row in rows], fed, where)
         assert sorted(rows) == sorted(totals), f"{where} and Kafka have the same totals"
@@ -127,3 +128,4 @@ def assert_agreement(servers: Servers, kafka: KafkaCluster, name: str, fed: Fed)
     newest = {row.customer: row for row in totals}
     for store in STORES:
         assert sorted(servers.upserted(store, name)) == sorted(newest.values()), f"{store}, by key"
+    assert sorted(servers.in_duckdb(name, "upserted")) == sorted(newest.values()), "DuckDB, by key"

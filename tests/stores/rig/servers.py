@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import duckdb
 import msgspec
 import pyarrow.dataset
-from together import FILES, MARIADB, POSTGRES, REDIS, folder_of, table
+from together import FILES, MARIADB, POSTGRES, REDIS, duckdb_file, folder_of, table
 
 from exactlyonce.testing.servers.mariadb import MariaDB
 from exactlyonce.testing.servers.postgres import PostgresServer
@@ -86,6 +87,15 @@ class Servers:
             values = client.mget(keys) if keys else []
             return [msgspec.json.decode(value, type=Row, strict=False) for value in map(_as_array, values)]
         return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {table(name, 'upsert')}")]
+
+    def in_duckdb(self, name: str, target: str) -> list[Row]:
+        """The rows of a table of the pipeline's file, in the order in which they came; none before it is there."""
+        path = duckdb_file(self.files, name)
+        if not path.exists():
+            return []
+        with duckdb.connect(path) as connection:
+            found = connection.execute(f"SELECT id, customer, sum FROM {target} ORDER BY rowid").fetchall()
+        return [Row(*row) for row in found]
 
     def filed(self, name: str, format: str) -> list[Row]:
         folder = folder_of(self.files, name, format)

@@ -1,4 +1,4 @@
-"""A pipeline whose output goes to Kafka, PostgreSQL, MariaDB, Redis and files; every worker imports this module."""
+"""A pipeline whose output goes to Kafka, PostgreSQL, MariaDB, DuckDB, Redis and files; workers import this module."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pipelines import Total, add, copied_and_summed, reading
 from exactlyonce import Pipeline
 from exactlyonce.pipeline.sink import Sink, StoreDelivery
 from exactlyonce.pipeline.stream import Stream
-from exactlyonce.sinks import FileSink, MySQLSink, PostgresSink, RedisSink
+from exactlyonce.sinks import DuckDBSink, FileSink, MySQLSink, PostgresSink, RedisSink
 
 POSTGRES, MARIADB, REDIS = "TOGETHER_POSTGRES", "TOGETHER_MARIADB", "TOGETHER_REDIS"
 """The variables that say where the servers are, with passwords."""
 FILES = "TOGETHER_FILES"
-"""The one that says in which folder the folders of files are."""
+"""The one that says in which folder the folders of files are, and the files of DuckDB."""
 
 
 def table(name: str, mode: str) -> str:
@@ -28,18 +28,43 @@ def folder_of(files: str | os.PathLike[str], name: str, format: str) -> Path:
     return Path(files) / f"{name}-{format}"
 
 
+RAISED = "c7"
+
+
+def duckdb_file(files: str | os.PathLike[str], name: str) -> Path:
+    return Path(files) / f"{name}.duckdb"
+
+
 def together(name: str, folder: str = "") -> Pipeline:
     """`copied_and_summed`, whose totals go to every store, too."""
     pipeline, sums = copied_and_summed(name, folder, sink="kafka")
+    _store(sums, name)
+    return pipeline
+
+
+def raised(name: str, folder: str = "") -> Pipeline:
+    """The same, with other totals of customer `RAISED` in the stores."""
+    pipeline, sums = copied_and_summed(name, folder, sink="kafka")
+
+    def more(total: Total) -> Total:
+        return Total(total.id, total.customer, total.sum + (total.customer == RAISED))
+
+    _store(sums.map(more, id="more"), name)
+    return pipeline
+
+
+def _store(sums: Stream[Total], name: str) -> None:
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append")))
         sums.sink(f"{store}-upsert", table_sink(store, table(name, "upsert"), mode="upsert", key=("customer",)))
+    duckdb = duckdb_file(os.environ[FILES], name)
+    sums.sink("duckdb-append", DuckDBSink(duckdb, table="appended", create=True))
+    sums.sink("duckdb-upsert", DuckDBSink(duckdb, table="upserted", mode="upsert", key="customer", create=True))
     formats: tuple[Literal["jsonl", "parquet"], ...] = ("jsonl", "parquet")
     for format in formats:
         sums.sink(f"files-{format}", file_sink(name, format))
     sums.sink("redis-string", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:{total.customer}"))
     sums.sink("redis-stream", RedisSink(f"env:{REDIS}", key=lambda total: f"{name}:totals", kind="stream"))
-    return pipeline
 
 
 def file_sink(name: str, format: Literal["parquet", "jsonl"], **options: Any) -> FileSink[Total]:
