@@ -12,19 +12,25 @@ from array import array as c_array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
-from decimal import Context, Decimal
+from decimal import Decimal
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 
 import msgspec
 import pyarrow as pa
 
-from exactlyonce.pipeline.columns import CLASSES, Column, columns_of, columns_or_value, plain
+from exactlyonce.pipeline.columns import (
+    CLASSES,
+    DECIMAL_DIGITS,
+    DECIMAL_SCALE,
+    Column,
+    columns_of,
+    columns_or_value,
+    plain,
+    without_zeros,
+)
 from exactlyonce.pipeline.map_batches import ROW
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType, shape_of
-
-DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
-"""The type of every decimal, as Spark's default."""
 
 _is = pa.types
 _SCALARS = {
@@ -124,7 +130,7 @@ class ArrowDecoder:
     def __init__(self, type_: Any, schema: Any = None) -> None:
         self._columns = columns_or_value(type_)
         self.schema = arrow_schema(self._columns) if schema is None else schema
-        decimals = _without_zeros if schema is None else None
+        decimals = without_zeros if schema is None else None
         self._conversions = [_conversion(column.field.shape, decimals) for column in self._columns]
         self._make = _maker(type_, self._columns)
 
@@ -270,19 +276,6 @@ def _conversion(shape: Shape, decimals: Conversion | None) -> Conversion | None:
 
 def _same(value: Any) -> Any:
     return value
-
-
-_DIGITS = Context(prec=DECIMAL_DIGITS)
-
-
-def _without_zeros(number: Decimal) -> Decimal:
-    """A decimal of `DECIMAL_SCALE` as people write it.
-
-    >>> _without_zeros(Decimal("2.500")), _without_zeros(Decimal("100.000"))
-    (Decimal('2.5'), Decimal('100'))
-    """
-    number = number.normalize(_DIGITS)
-    return number.quantize(1, context=_DIGITS) if number == number.to_integral_value() else number
 
 
 def _record_conversion(shape: Shape, decimals: Conversion | None) -> Conversion:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from enum import Enum
 from types import NoneType
 from typing import Any, get_origin
@@ -274,6 +274,23 @@ def columns_or_value(type_: Any) -> tuple[Column, ...]:
     kind = own.without_none.scalar or Form.ANY
     field = RowField(name=VALUE, kind=kind, nullable=own.nullable, get=lambda value: value, shape=own)
     return (Column(field, plain(own, VALUE), _conversion(own, (), VALUE)),)
+
+
+DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
+"""The type of every decimal, as Spark's default."""
+_DIGITS = Context(prec=DECIMAL_DIGITS)
+
+
+def without_zeros(number: Decimal) -> Decimal:
+    """*number* without the zeros at its end, which a column adds: with them it would be another key.
+
+    >>> without_zeros(Decimal("120.500")), without_zeros(Decimal("100.000"))
+    (Decimal('120.5'), Decimal('100'))
+    >>> without_zeros(Decimal("12345678901234567890.123456789012345670"))
+    Decimal('12345678901234567890.12345678901234567')
+    """
+    number = number.normalize(_DIGITS)
+    return number.quantize(1, context=_DIGITS) if number == number.to_integral_value() else number
 
 
 VALUE = "value"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from exactlyonce.pipeline.columns import without_zeros
 from exactlyonce.pipeline.shape import Form, Shape, shape_of
 
 KEY, STATE, VALUE = "key", "state", "value"
@@ -54,7 +54,7 @@ def _conversion(type_: Any, shape: Shape, in_json: bool) -> _Plain:
         case "timestamp":
             return _in_utc
         case "decimal":
-            return _without_zeros
+            return without_zeros
         case "string" if in_json and shape.scalar not in _SHOWN_AS_TEXT:
             return msgspec.json.decode
         case "array":
@@ -94,12 +94,3 @@ def _record(type_: Any, shape: Shape, part: Callable[[Any, Shape], _Plain]) -> _
 def _in_utc(moment: datetime) -> datetime:
     """The same moment; PySpark gives the local time of this process, without a zone."""
     return moment.astimezone(timezone.utc)
-
-
-def _without_zeros(number: Decimal) -> Decimal:
-    """*number* without the zeros at its end that its column adds: with them it would be another key.
-
-    >>> _without_zeros(Decimal("120.500")), _without_zeros(Decimal("100.0"))
-    (Decimal('120.5'), Decimal('100'))
-    """
-    return Decimal(f"{number.normalize():f}")

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import fastavro
 
 from exactlyonce.connectors.filestore.store import NewFile
-from exactlyonce.pipeline.columns import Column, columns_of, plain
+from exactlyonce.pipeline.columns import DECIMAL_DIGITS, DECIMAL_SCALE, Column, columns_of, plain
 from exactlyonce.pipeline.shape import Form, Shape, UnsupportedType
 
-DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
-"""The type of every decimal, as in Parquet."""
 BLOCK_BYTES = 1 << 18
 """The approximate size of a block, which a reader has in memory as a whole."""
 SYNC_BYTES = 16

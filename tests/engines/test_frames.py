@@ -6,7 +6,7 @@ import datetime as dt
 import enum
 import uuid
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -65,7 +65,7 @@ def _of_spark(type_: Any, value: Any) -> Any:
         case "timestamp":
             return value.astimezone().replace(tzinfo=None)
         case "decimal":
-            return value.quantize(Decimal(1).scaleb(-type_.scale))
+            return value.quantize(Decimal(1).scaleb(-type_.scale), context=Context(prec=38))
     return value
 
 
@@ -113,3 +113,11 @@ def test_other_columns_are_as_they_are() -> None:
         read = sql.StructType([sql.StructField(name, sql.StringType()) for name in names])
         (row,) = rows_of(Frame(read, [dict.fromkeys(names, "7")]), Any, Any)
         assert (row["key"], row["state"]) == ("7", 7)
+
+
+def test_a_decimal_of_all_digits_is_not_rounded() -> None:
+    """Not to the digits of Python's usual context, either."""
+    number = Decimal("12345678901234567890.123456789012345678")
+    schema = sql.StructType().add("key", sql.DecimalType(38, 18)).add("state", sql.StringType())
+    (row,) = rows_of(Frame(schema, [{"key": number, "state": "a"}]), Any, Any)
+    assert row["key"] == number
