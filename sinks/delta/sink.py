@@ -53,26 +53,26 @@ class DeltaSink(LakeSink[T], Generic[T]):
         object.__setattr__(self, "path", os.fspath(self.path))
 
     @property
-    def place(self) -> str:
+    def full_name(self) -> str:
         return os.fspath(self.path)
 
     @property
     def address(self) -> str:
-        return self.place
+        return self.full_name
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of the arguments, and of the type as rows of a table."""
-        if not is_url(self.place) and not self.place.startswith("/"):
+        if not is_url(self.full_name) and not self.full_name.startswith("/"):
             yield (
-                f"{self.place!r} must be the table's path from / on: workers may run in another folder than this "
+                f"{self.full_name!r} must be the table's path from / on: workers may run in another folder than this "
                 f"process"
             )
-        if _WEB.match(self.place):
+        if _WEB.match(self.full_name):
             yield (
-                f"{self.place!r} is a web address, and deltalake writes to none: give the address of the store, as "
+                f"{self.full_name!r} is a web address, and deltalake writes to none: give the address of the store, as "
                 f"s3://bucket/table, and its server as AWS_ENDPOINT_URL in storage_options="
             )
-        if _LOGIN.search(self.place):
+        if _LOGIN.search(self.full_name):
             yield "its address holds a user and a password, which would be shown: give them in storage_options="
         if not isinstance(self.storage_options, Mapping):
             yield "storage_options= must be options with their values, as text"
@@ -90,7 +90,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
             from exactlyonce.sinks.delta.table import DeltaLake, TablePlace, ledger_application
 
         app = ledger_application(context.pipeline, context.sink)
-        place = TablePlace(self.place, self.storage_options)
+        place = TablePlace(self.full_name, self.storage_options)
         lake = DeltaLake(
             place, self.columns(context.type), app, sink_name(context), self.key_columns, create=self.create
         )
@@ -100,7 +100,7 @@ class DeltaSink(LakeSink[T], Generic[T]):
         with self._needing_library():
             from exactlyonce.sinks.delta.table import DeltaChanges, DeltaFiles, DeltaRows, TablePlace
 
-        place = TablePlace(self.place, self.storage_options)
+        place = TablePlace(self.full_name, self.storage_options)
         with place.explained():
             table = place.load()
             rows = DeltaRows(self.columns(context.type), table, place.path, self.changed(context.type))

@@ -14,19 +14,9 @@ from exactlyonce.pipeline import shape
 from exactlyonce.pipeline.columns import Column, columns_of
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.sink import Sink, StoredRows
+from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import Committer, CommitterContext
-from exactlyonce.sinks.sql.fields import ChangedRows
-from exactlyonce.sinks.sql.table import (
-    CHANGES,
-    columns_of_key,
-    description_problems,
-    mode_of,
-    row_fields,
-    row_problems,
-    row_type,
-    rows_of_table,
-)
+from exactlyonce.sinks.sql.table import KeyedTable, description_problems, row_problems, row_type
 from exactlyonce.sinks.writer import Opened, WriterContext
 
 T = TypeVar("T")
@@ -35,7 +25,7 @@ LEDGER = "exactlyonce_ledger"
 
 
 @dataclass(frozen=True, eq=False)
-class DuckDBSink(Sink[T], Generic[T]):
+class DuckDBSink(KeyedTable, Sink[T], Generic[T]):
     """Writes records as rows of a table in a file of DuckDB, exactly once: a checkpoint is one transaction.
 
     - *path*: the file. The run's leader alone opens it, while it writes a checkpoint; a path that does not begin with
@@ -68,36 +58,20 @@ class DuckDBSink(Sink[T], Generic[T]):
         return True
 
     @property
-    def key_columns(self) -> tuple[str, ...]:
-        """The columns of the key."""
-        return columns_of_key(self.key)
-
-    @property
     def place(self) -> tuple[str, str]:
         """Schema and table."""
         schema, _, table = self.table.rpartition(".")
         return schema or "main", table
 
     @property
-    def shown(self) -> str:
-        """File, table, mode and key."""
-        by = f" by {', '.join(self.key_columns)}" if self.key_columns else ""
-        return f"{self.path} {self.table} {self.mode}{by}"
+    def full_name(self) -> str:
+        """File and table."""
+        return f"{self.path} {self.table}"
 
     def columns(self, type_: Any) -> tuple[Column, ...]:
         """The written columns for records of the type: all, or with mode "delete" the key's."""
         columns = columns_of(row_type(type_, self.mode))
         return tuple(column for column in columns if self.mode != "delete" or column.field.name in self.key_columns)
-
-    def changed(self, type_: Any) -> ChangedRows | None:
-        """Tells rows and deletes apart, if the records are changes and the sink knows deletes."""
-        if mode_of(self.mode, type_) != CHANGES:
-            return None
-        return ChangedRows(row_fields(type_, self.mode, self.key_columns), self.key_columns)
-
-    def stored_rows(self, type_: Any) -> StoredRows[Any]:
-        """See `Sink`: the columns of the table. Raises `UnsupportedType`."""
-        return rows_of_table(type_, self.mode, self.key_columns, f"{self.path} {self.table}")
 
     def problems(self, type_: Any) -> Iterator[str]:
         """The problems of file, table and mode, and of the type as rows of a table."""

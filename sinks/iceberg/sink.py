@@ -47,7 +47,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
     roll_bytes: Size = 128 << 20
 
     @property
-    def place(self) -> str:
+    def full_name(self) -> str:
         return self.table
 
     @property

@@ -22,23 +22,13 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.grants import Grants, s3_grants
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
-from exactlyonce.pipeline.sink import Sink, StoredRows
+from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.sizes import Size, byte_count, size_problems
 from exactlyonce.sinks.committer import Committer, CommitterContext, StoreView
 from exactlyonce.sinks.files.layout import WriterId
 from exactlyonce.sinks.lake.table import S3_ON_BUCKET, S3_ON_OBJECTS, Conflict, Lake, LoadedTable, StagedFiles
 from exactlyonce.sinks.ledger import LedgerEntry, SinkLedger
-from exactlyonce.sinks.sql.fields import ChangedRows
-from exactlyonce.sinks.sql.table import (
-    CHANGES,
-    columns_of_key,
-    description_problems,
-    mode_of,
-    row_fields,
-    row_problems,
-    row_type,
-    rows_of_table,
-)
+from exactlyonce.sinks.sql.table import KeyedTable, description_problems, row_problems, row_type
 from exactlyonce.sinks.writer import Opened, SinkEncoder, WriterContext
 
 T = TypeVar("T")
@@ -50,15 +40,13 @@ ATTEMPTS_MAX = 20
 """Commits that other writers may overtake, one after the other, before the store counts as away."""
 
 
-class LakeSink(Sink[T]):
+class LakeSink(KeyedTable, Sink[T]):
     """A sink whose rows are in files until their checkpoint is decided; it is exactly once alone."""
 
     kind: ClassVar[str]
     """The kind of its committables, which is also the name of the extra."""
     library: ClassVar[str]
     """The package of the extra."""
-    mode: str
-    key: str | tuple[str, ...]
     create: bool
     roll_bytes: Size
 
@@ -87,35 +75,9 @@ class LakeSink(Sink[T]):
             else:
                 yield from row_problems(type_, self.mode, self.key_columns) if not wrong else ()
 
-    @property
-    def key_columns(self) -> tuple[str, ...]:
-        """The columns of the key."""
-        return columns_of_key(self.key)
-
     def columns(self, type_: Any) -> tuple[Column, ...]:
         """The columns of the rows, for records of the type."""
         return columns_of(row_type(type_, self.mode))
-
-    def changed(self, type_: Any) -> ChangedRows | None:
-        """Tells rows and deletes apart, if the records are changes and the sink knows deletes."""
-        if mode_of(self.mode, type_) != CHANGES:
-            return None
-        return ChangedRows(row_fields(type_, self.mode, self.key_columns), self.key_columns)
-
-    def stored_rows(self, type_: Any) -> StoredRows[Any]:
-        """See `Sink`: the columns of the table. Raises `UnsupportedType`."""
-        return rows_of_table(type_, self.mode, self.key_columns, self.place)
-
-    @property
-    def shown(self) -> str:
-        """Table, mode and key: ``shop.totals upsert by customer``."""
-        by = f" by {', '.join(self.key_columns)}" if self.key_columns else ""
-        return f"{self.place} {self.mode}{by}"
-
-    @property
-    @abstractmethod
-    def place(self) -> str:
-        """The table's name or path."""
 
     @property
     @abstractmethod
@@ -149,7 +111,7 @@ class LakeSink(Sink[T]):
 
     def _needing_library(self) -> AbstractContextManager[None]:
         """Around imports of what needs the library: descriptions do without."""
-        return needing(self.kind, self.library, f"{type(self).__name__}({self.place!r})")
+        return needing(self.kind, self.library, f"{type(self).__name__}({self.full_name!r})")
 
 
 def refers(value: str) -> bool:

@@ -163,19 +163,16 @@ def column_problems(
             yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"
 
 
-class TableSink(DatabaseTable, WriteAheadSink[T]):
-    """The description of a table as a write-ahead sink, whatever the dialect."""
+class KeyedTable:
+    """The part of a description that says which rows of a table a sink writes, and by which columns it finds them."""
 
-    place_kind: ClassVar[str]
-    """Schema or database of the table, where the ledger lies, too."""
     mode: str
     key: str | tuple[str, ...]
-    create: bool
-    commit: str
 
+    @property
     @abstractmethod
-    def name_problems(self) -> Iterator[str]:
-        """The problems of the table's name."""
+    def full_name(self) -> str:
+        """The table's name or place, for people."""
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -188,14 +185,33 @@ class TableSink(DatabaseTable, WriteAheadSink[T]):
         by = f" by {', '.join(self.key_columns)}" if self.key_columns else ""
         return f"{self.full_name} {self.mode}{by}"
 
-    @property
-    def full_name(self) -> str:
-        """The table, with its schema if that is given apart."""
-        return self.table
+    def changed(self, type_: Any) -> ChangedRows | None:
+        """Tells rows and deletes apart, if the records are changes and the sink knows deletes."""
+        if mode_of(self.mode, type_) != CHANGES:
+            return None
+        return ChangedRows(row_fields(type_, self.mode, self.key_columns), self.key_columns)
 
     def stored_rows(self, type_: Any) -> StoredRows[Any]:
         """See `Sink`: the columns of the table. Raises `UnsupportedType`."""
         return rows_of_table(type_, self.mode, self.key_columns, self.full_name)
+
+
+class TableSink(KeyedTable, DatabaseTable, WriteAheadSink[T]):
+    """The description of a table as a write-ahead sink, whatever the dialect."""
+
+    place_kind: ClassVar[str]
+    """Schema or database of the table, where the ledger lies, too."""
+    create: bool
+    commit: str
+
+    @abstractmethod
+    def name_problems(self) -> Iterator[str]:
+        """The problems of the table's name."""
+
+    @property
+    def full_name(self) -> str:
+        """The table, with its schema if that is given apart."""
+        return self.table
 
     def ledger_of(self, pipeline: str, sink: str) -> str:
         """Its rows in the table beside the target, as SQL."""
