@@ -58,14 +58,14 @@ def init(args: argparse.Namespace) -> int:
     existing = [name for name in texts if (folder / name).exists()]
     if existing:
         raise ConfigError(f"{folder}/ has {', '.join(existing)} already: nothing was written. Name another folder.")
-    servers = os.environ.get(BOOTSTRAP_VARIABLE) or OWN_SERVERS
+    texts["README.md"] = readme = _at(os.environ.get(BOOTSTRAP_VARIABLE) or OWN_SERVERS, texts["README.md"])
     for name, text in texts.items():
         with open(folder / name, "x", encoding="utf-8") as file:
-            file.write(_at(servers, text) if name == "README.md" else text)
+            file.write(text)
     print(f"Wrote {', '.join(texts)}. Next:\n")
     if folder != Path():
         print(f"  cd {folder}")
-    for line in _commands(_at(servers, texts["README.md"])):
+    for line in _commands(readme):
         print(f"  {line}")
     return 0
 

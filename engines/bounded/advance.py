@@ -125,6 +125,11 @@ def readings(
     )  # fmt: skip
 
 
+def offsets_in(ranges: Iterable[Reading]) -> int:
+    """The offsets of *ranges*; there may be fewer records."""
+    return sum(reading.length for reading in ranges)
+
+
 def rest(ranges: Sequence[Reading], part: Sequence[Reading], reached: Iterable[SourceOffset]) -> tuple[Reading, ...]:
     """What is left of *ranges* once *part*, a beginning of all, has *reached* these offsets.
 
@@ -150,7 +155,7 @@ def first_part(ranges: Sequence[Reading], records_max: int, splits_max: int = OP
     >>> [(reading.start, reading.end) for reading in first_part([Reading("s", "t", "id", 0, 10, 15)], 2)]
     [(10, 12)]
     """
-    count = max(1, -(-sum(reading.length for reading in ranges) // records_max))
+    count = max(1, -(-offsets_in(ranges) // records_max))
     share = -(-sum(reading.length for reading in ranges if reading.to_end) // count)
     part = []
     for reading in ranges:

@@ -30,7 +30,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import HISTORY, Manifest
 from exactlyonce.checkpoint.succession import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
-from exactlyonce.engines.bounded.advance import Advanced, advance, first_part, readings, rest, stop_offsets
+from exactlyonce.engines.bounded.advance import Advanced, advance, first_part, offsets_in, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.stages import (
     Executors,
@@ -283,12 +283,12 @@ class CatchUp:
             if begun is not None:
                 check_operators(physical.graph, begun)
                 inputs.check_continuity(begun)
-                self.records = _offsets_in(self._remaining(inputs, inputs.offsets_from(begun)))
+                self.records = offsets_in(self._remaining(inputs, inputs.offsets_from(begun)))
             elif self.options.restoration is None:
                 starts: Offsets = {source: {} for source in inputs.ids}
                 for start in inputs.start_offsets():
                     starts[start.source][start.partition] = start
-                self.records = _offsets_in(self._remaining(inputs, starts))
+                self.records = offsets_in(self._remaining(inputs, starts))
             self._subtasks_max = _refuse_too_wide(physical, connections)
 
     def choose_parallelism(self, executors: Executors) -> None:
@@ -351,7 +351,7 @@ class CatchUp:
 
     def _stays_here(self, chunk: Sequence[Reading], manifest: Manifest) -> bool:
         """Whether this process computes *chunk* after *manifest*."""
-        if not self.small_here or _offsets_in(chunk) > SMALL_RECORDS:
+        if not self.small_here or offsets_in(chunk) > SMALL_RECORDS:
             return False
         return sum(operator.state_bytes for operator in manifest.operators) <= SMALL_STATE_BYTES
 
@@ -399,7 +399,7 @@ class CatchUp:
         """Advance to the present stop offsets; False if the work stands there."""
         connections.drive(connections.leader.look_at_inputs())
         remaining = self._remaining(connections.pipeline_topics.inputs, connections.pipeline_topics.offsets)
-        total = _offsets_in(remaining)
+        total = offsets_in(remaining)
         if not self._is_left(remaining, summary.manifest):
             return False
         self.progress.began(summary.manifest, total)
@@ -429,7 +429,7 @@ class CatchUp:
             summary.add(advanced)
             self._note_units(advanced)
             connections.publish_offsets()
-            offsets = _offsets_in(chunk)
+            offsets = offsets_in(chunk)
             self.progress.advanced(advanced, offsets)
             if self.chunk_records is None and offsets:
                 most = chunk_records(
@@ -453,10 +453,6 @@ class CatchUp:
     def _remaining(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
         """The ranges from *starts* to the stop offsets."""
         return readings(starts, stop_offsets(self.to, inputs, starts), inputs.others)
-
-
-def _offsets_in(ranges: Iterable[Reading]) -> int:
-    return sum(reading.length for reading in ranges)
 
 
 def follow_pause_s(idle_s: float) -> float:

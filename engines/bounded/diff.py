@@ -14,7 +14,7 @@ of one chunk, whichever of its subtasks holds something back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -33,7 +33,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage, staged_blocks
-from exactlyonce.engines.bounded.advance import first_part, readings, rest, stop_offsets
+from exactlyonce.engines.bounded.advance import first_part, offsets_in, readings, rest, stop_offsets
 from exactlyonce.engines.bounded.recompute import require_same_topics, retained
 from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.stages import (
@@ -314,10 +314,6 @@ def _first_chunk_records(offsets: int, width: int, free: int | None) -> int:
     return first_chunk_records(width, None, free_bytes=free, timeout_ms=None)
 
 
-def _offsets_in(ranges: Iterable[Reading]) -> int:
-    return sum(reading.length for reading in ranges)
-
-
 class Diff:
     """The diff of versions *old* and *new* of a pipeline. Its constructor refuses a hopeless one before executors
     start: `ConfigError`, `GraphError`, `StateIncompatible`, `Halt`."""
@@ -360,7 +356,7 @@ class Diff:
     @property
     def offsets(self) -> int:
         """The offsets that each version reads; there may be fewer records."""
-        return sum(reading.length for reading in self._ranges)
+        return offsets_in(self._ranges)
 
     def run(self, executors: Executors, progress: PartListener) -> DiffReport:
         """Compute and compare both versions. Raises `ConfigError` if the checkpoint expires meanwhile."""
@@ -402,14 +398,14 @@ class Diff:
         most = self._chunk_records or _first_chunk_records(self.offsets, width, free_bytes(executors.staging))
         while True:
             chunk = first_part(left, most, OPEN_READERS_MAX * width)
-            length = _offsets_in(chunk)
-            is_last = length == _offsets_in(left) and not any(reading.to_end and reading.length for reading in chunk)
+            length = offsets_in(chunk)
+            is_last = length == offsets_in(left) and not any(reading.to_end and reading.length for reading in chunk)
             for version in versions:
                 self._advance(version, chunk, lanes, executors, goes_on=not is_last)
                 progress.passed(length)
             _require_same_input(versions)
             left, done = rest(left, chunk, versions[0].offsets), done + length
-            if not (remaining := _offsets_in(left)):
+            if not (remaining := offsets_in(left)):
                 return
             shuffled = max(version.shuffled_bytes for version in versions) / length
             outputs = sum(version.outputs_bytes for version in versions) / done

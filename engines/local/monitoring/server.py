@@ -36,6 +36,7 @@ BODY = {"content-length", "transfer-encoding"}
 """A request with one of these may have a body, which nobody reads: its connection ends."""
 CLIENTS_MAX = 64
 """One more takes the place of the client that has been connected for longest: a probe gets its answer."""
+FAILED = Answer(b"It failed: see what the program printed.\n", status=500)
 ELSEWHERE = Answer(b"Ask for it by its address, or as localhost.\n", status=403)
 
 
@@ -127,7 +128,7 @@ class _Server:
         self._here = Answer(f"Here are {', '.join(sorted(paths))}.\n".encode(), status=404)
         self.date = formatdate(usegmt=True)
         """Now, as answers show it."""
-        self._waiting = queue.SimpleQueue[Callable[[], None] | None]()
+        self._waiting = queue.SimpleQueue[tuple[Callable[[], Answer], _Client] | None]()
         """For one of the threads, of which there are as many as ever answers were waited for at once: starting one
         would hold up the loop each time."""
         self._threads = self._waited_for = 0
@@ -175,20 +176,11 @@ class _Server:
             return self._here
         if isinstance(found, AtOnce) and (answer := found.quick(asked)) is not None:
             return answer
-
-        def wait() -> None:
-            answer = Answer(b"It failed: see what the program printed.\n", status=500)
-            try:
-                answer = found(asked)
-            finally:
-                with suppress(RuntimeError):  # the server has ended meanwhile
-                    self.loop.call_soon_threadsafe(client.answered, answer)
-
         self._waited_for += 1
         if self._waited_for > self._threads:
             self._threads += 1
             threading.Thread(target=self._work, name="answer", daemon=True).start()
-        self._waiting.put(wait)
+        self._waiting.put((partial(found, asked), client))
         return None
 
     def waited(self) -> None:
@@ -196,11 +188,15 @@ class _Server:
         self._waited_for -= 1
 
     def _work(self) -> None:
-        while (wait := self._waiting.get()) is not None:
+        while (waiting := self._waiting.get()) is not None:
+            answer_of, client = waiting
             try:
-                wait()
-            except Exception:  # a defect, of which the client was told
+                answer = answer_of()
+            except Exception:  # a defect, of which the client is told
                 traceback.print_exc()
+                answer = FAILED
+            with suppress(RuntimeError):  # the server has ended meanwhile
+                self.loop.call_soon_threadsafe(client.answered, answer)
 
     def end_threads(self) -> None:
         for _ in range(self._threads):
