@@ -13,7 +13,7 @@ indexes; a backend reads the blocks that it wants. All others stay in the chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -131,7 +131,11 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
         """The newest state of each of *keys* in *slot*; see `get`."""
 
     def put(self, slot: int, key: bytes, state: S | None) -> None:
-        """Replace a state; None removes it. Nothing else may change *state* from now on."""
+        """Replace a state; None removes it. A clone of a mutable one is kept."""
+
+    def put_all(self, slot: int, states: Mapping[bytes, S | None]) -> None:
+        """Replace states in *slot*, by key; None removes one. They are kept themselves: nothing may change one, or a
+        part of it, in place from now on."""
 
     def size(self, state: S) -> int:
         """The bytes that *state* takes in a checkpoint. Raises `StateUnstorable`."""
