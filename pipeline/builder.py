@@ -32,7 +32,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Join, Lookup, result_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
-from exactlyonce.pipeline.records import key_of_message
+from exactlyonce.pipeline.records import key_before, key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import PartSource, SharedSource, Source, time_of, time_problems
 from exactlyonce.pipeline.timed import Expiry, entry_type
@@ -178,7 +178,12 @@ class Builder:
     def join_tables(self, id: str, left: Input, right: Any, by: Any, how: str, on_error: Any) -> Input:
         """Add the steps of a join of tables, with their exchanges; see `pipeline.foreign_keys`."""
         function, key = self.read(by, ("row",)), self.key_type(left)
-        other = self._table(right)
+        other = self._table(
+            right,
+            "join_table()",
+            "and both sides are tables: read the right one by pipeline.table(id, source); or use "
+            "key_by(...).lookup(id, table), which joins the records of a stream",
+        )
         foreign = hints.without_none(function.returns)
         declared = UNKNOWN if other is None else self.key_type(other)
         if UNKNOWN not in (foreign, declared) and {*hints.members(foreign)} != {*hints.members(declared)}:
@@ -213,15 +218,35 @@ class Builder:
         function = Function(call=key, name="the key of its messages")
         return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)
 
-    def _table(self, other: Any) -> Input | None:
-        """The origin of another table of this pipeline; else None, with a problem."""
-        origin = self._keyed(other, "join_table() with")
+    def with_broadcast(self, id: str, origin: Input, table: Any, fn: Any, output: Any, on_error: Any) -> Input:
+        """Add an operator that calls *fn* with each record of *origin* and all rows of *table*, and one that keeps
+        these. *output* is the type of what comes out, or None."""
+        function = self.read(fn, ("record", "rows"))
+        rows = self._table(table, "with_broadcast()", "and it takes a table, pipeline.table(id, source)")
+        type_ = function.returns if output is None else hints.known(output)
+        if rows is None:
+            return self.add(Kind.MAP, id, (origin,), function, on_error, type=type_)
+        row = row_type(self.type_of(rows))
+        change = UNKNOWN if row is UNKNOWN else hints.union((row, type(None)))
+        kept = self.add(
+            Kind.BROADCAST, f"{id}-rows", (rows,), type=change, state_type=row, key_type=self.key_type(rows)
+        )
+        return self.add(Kind.WITH_BROADCAST, id, (origin, kept), function, on_error, type=type_)
+
+    def keep_key(self, origin: Input, keyed: Input) -> Input:
+        """Add the key of *keyed* to the records of *origin*, each made of one of *keyed*."""
+        node, function = self._nodes[keyed.node], Function(call=key_before, name="the key that they have")
+        return self.add(
+            Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=node.key_type,
+            partitioned=node.partitioned, partitioner=node.partitioner,
+        )  # fmt: skip
+
+    def _table(self, other: Any, method: str, remedy: str) -> Input | None:
+        """The origin of another table of this pipeline; else None, with a problem and its *remedy*."""
+        origin = self._keyed(other, f"{method} with")
         if origin is None or self._nodes[origin.node].fn is key_of_message:
             return origin
-        self.problem(
-            "join_table() with a keyed stream, and both sides are tables: read the right one by pipeline.table(id, "
-            "source); or use key_by(...).lookup(id, table), which joins the records of a stream"
-        )
+        self.problem(f"{method} with a keyed stream, {remedy}")
         return None
 
     def add_sink(self, id: str, origin: Input, sink: Any, on_error: Any) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -216,6 +217,11 @@ class CheckpointedState:
         known = touched is None or set(touched) <= set(self.groups)
         require(known, f"of the key groups {self.groups} only those are touched that are among them")
         return backend.table(self._stored(touched))
+
+    def entries(self) -> Iterator[tuple[bytes, Any]]:
+        """Each key of `groups` with its state, without a table. Raises likewise."""
+        stored = self._stored()
+        return chain.from_iterable(read.states.items() for read in stored.read(stored.groups).values())
 
     def timed_table(self, backend: StateBackend, *, meaning: str = "", by_key: bool = False) -> TimedTable[Any]:
         """The timed table of `groups`. Slots end in every one, whether records touch it or not, so all are read.

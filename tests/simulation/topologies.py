@@ -7,7 +7,7 @@ right. Functions from `Event` to `Event` are the steps for the engine; the words
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, wraps
@@ -15,11 +15,12 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from exactlyonce import Emit, EventTime, Joined, Pipeline, Timers, Tumbling, Windowed
+from exactlyonce import Emit, EventTime, Joined, Pipeline, Record, Timers, Tumbling, Windowed
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.event_time import ms_of
 from exactlyonce.pipeline.functions import Output
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.stream import Table
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
 PIPELINE = "p"
@@ -71,6 +72,9 @@ class Step:
     - clocked: likewise, until a timer by the clock; none is late.
     - as_of: likewise, until their time; `totals` are then the partition and offset of the newest record of its second
       input with the same key, at that time or before.
+    - rules: passes on every record of its first input, with the rows of a table in `totals`: for each row the partition
+      and offset of the record of its second input that it is, and the number of its key. Its key is the partition and
+      `first`; a record whose offset is 2 modulo 4 deletes it.
     - sink: writes every record, keyed.
     - store: writes every record, to a store that keeps a ledger.
     """
@@ -289,6 +293,27 @@ def _with_version(joined: Joined[str, Event, Event | None]) -> Event:
     return left if right is None else _counted(_counted(left, right.partition), right.offset)
 
 
+def deletes_rule(offset: int) -> bool:
+    """Whether a record of a table deletes the row of its key."""
+    return offset % 4 == 2
+
+
+def rule_of(partition: int, first: str) -> str:
+    """The key of the row that a record is."""
+    return f"{partition}/{first}"
+
+
+def _rule(event: Event) -> Record[Event | None]:
+    return Record(None if deletes_rule(event.offset) else event, rule_of(event.partition, event.first))
+
+
+def _ruled(event: Event, rules: Mapping[str, Event]) -> Event:
+    for rule in rules.values():
+        for number in (rule.partition, rule.offset, int(rule.first[1:])):
+            event = _counted(event, number)
+    return event
+
+
 def _appended(events: list[Event], event: Event) -> list[Event]:
     return [*events, event]
 
@@ -369,6 +394,9 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                 streams[step.id] = keyed.stateful_map(step.id, _expiring, ttl=f"{TTL_MS}ms")
             case "earlier":
                 streams[step.id] = inputs[0].with_time(_window_before, disorder=f"{2 * WINDOW_MS}ms", id=step.id)
+            case "rules":
+                changes = pipeline._builder._as_table(inputs[1].map(_rule, id=f"{step.id}-changes")._origin, str)
+                streams[step.id] = inputs[0].with_broadcast(step.id, Table(pipeline._builder, changes), _ruled)
             case "clocked":
                 streams[step.id] = inputs[0].key_by(_key(step.key)).process(step.id, HoldsByClock, order="arrival")
             case "window" | "timer" | "as_of":
@@ -471,8 +499,17 @@ WINDOW_SHAPES = {
     "as-of": "in: source, more: source, joined: as_of in more, out: sink joined, late: sink joined~",
 }
 """State by time: no record of an earlier window is late for a later one."""
+BROADCAST_SHAPES = {
+    "rules": "in: source, more: source, ruled: rules in more, out: sink ruled",
+    "rules-shuffled": """
+        in: source, more: source, totals: COUNT in by second, ruled: rules totals more, lasts: count ruled,
+        out: sink ruled, copy: sink lasts""",
+}
+"""A table whose rows all subtasks have."""
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
-NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES, **WINDOW_SHAPES}
+NAMED_SHAPES = {
+    **STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES, **WINDOW_SHAPES, **BROADCAST_SHAPES,
+}  # fmt: skip
 """Reached by name only: what a seed draws without is what it always drew."""
 SIMPLE = {"chain", "store-chain", "store-alone", "stateless"}
 """Those that have more input."""
