@@ -8,11 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.pipeline.dead_letters import DeadLetterLimits
 from exactlyonce.sinks.ledger import SinkLedger
+
+if TYPE_CHECKING:
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 
 class Committer(Protocol):
@@ -129,6 +133,11 @@ class CommitterContext:
     """The records' type."""
     blocks: Blocks
     """Reads what was staged in the checkpoint topic."""
+    client: ClientConfig | None = None
+    """The cluster of the checkpoints, for a sink that keeps its ledger there; None: there is none."""
+    letters: str = ""
+    """The topic of the sink's dead letters, for records that the store refuses one by one; empty: there is none."""
+    letter_limits: DeadLetterLimits | None = None
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -18,7 +18,9 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.commits.stores import StagingSink, UnderWay
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -52,10 +54,18 @@ def _digest(sink: Sink[Any], type_: Any) -> str:
 class Stores:
     """The stores of *sinks*, each an id, a description and the type of its records. For one thread.
 
-    *blocks* reads staged output. Making one asks nothing.
+    *blocks* reads staged output; see `CommitterContext` for *client*; *letters* has the targets of the sinks' dead
+    letters. Making one asks nothing.
     """
 
-    def __init__(self, pipeline: str, sinks: Iterable[tuple[str, Sink[Any], Any]], blocks: Blocks) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        sinks: Iterable[tuple[str, Sink[Any], Any]],
+        blocks: Blocks,
+        client: ClientConfig | None = None,
+        letters: Mapping[str, DeadLetterTarget] | None = None,
+    ) -> None:
         self._committers: dict[str, Committer] = {}
         self._writing: dict[str, Committer] = {}
         """The committers of sinks whose writers write to the store themselves: these are only checked."""
@@ -65,7 +75,12 @@ class Stores:
         """The sinks whose store was away at the check."""
         for name, sink, type_ in sinks:
             if isinstance(sink, Committing):
-                context = CommitterContext(pipeline=pipeline, sink=name, type=type_, blocks=blocks)
+                target = (letters or {}).get(name)
+                context = CommitterContext(
+                    pipeline=pipeline, sink=name, type=type_, blocks=blocks, client=client,
+                    letters=(target.sink().topic if target else None) or "",
+                    letter_limits=target.limits if target else None,
+                )  # fmt: skip
                 committer = sink.open_committer(context)
                 if sink.stages:
                     self._committers[name] = committer
@@ -158,9 +173,10 @@ class Stores:
 
 
 class PipelineStores(Stores):
-    def __init__(self, graph: LogicalGraph, blocks: Blocks) -> None:
+    def __init__(self, graph: LogicalGraph, blocks: Blocks, client: ClientConfig | None = None) -> None:
         sinks = ((node.id, node.sink, graph.type_of(node.inputs[0])) for node in graph.sinks if node.sink is not None)
-        super().__init__(graph.pipeline_id, sinks, blocks)
+        letters = {node.id: node.dead_letters for node in graph.sinks if node.dead_letters is not None}
+        super().__init__(graph.pipeline_id, sinks, blocks, client, letters)
 
 
 class BackgroundStores:

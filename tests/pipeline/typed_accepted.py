@@ -55,6 +55,7 @@ from exactlyonce.sinks import (
     DeltaSink,
     DuckDBSink,
     FileSink,
+    HttpSink,
     IcebergSink,
     KafkaSink,
     MySQLSink,
@@ -372,6 +373,7 @@ orders.sink("redis", RedisSink("env:CACHE", key=lambda order: f"order:{order.id}
 orders.sink("lines", FileSink("/data/out", format="parquet", roll_interval="1m", roll_bytes=1 << 26))
 orders.sink("delta", DeltaSink("/data/delta", create=True))
 orders.sink("duck", DuckDBSink("shop.duckdb", table="orders", mode="upsert", key="id"))
+orders.sink("hook", HttpSink("https://shop.example/hook", key=lambda order: order.id, timeout=timedelta(seconds=5)))
 orders.sink("ice", IcebergSink("shop.orders", catalog={"type": "rest"}, create=True))
 orders.map(Enrich).sink("wide", PrintSink())
 
