@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ from exactlyonce.pipeline.codec import JsonCodec
 from exactlyonce.pipeline.durations import Duration, duration_ms, duration_problems, write_durations
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
-from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.sink import Sink, StoredRow, StoredRows
 from exactlyonce.pipeline.sizes import is_count
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.writer import Opened, WriterContext, codec_problems, holds_keys
@@ -151,6 +151,14 @@ class HttpSink(Sink[T], Generic[T]):
                     f"headers= has {name} written out, which may be a secret: put it into a variable, 'env:NAME', or "
                     f"into a file, 'file:/path'"
                 )
+
+    def stored_rows(self, type_: Any) -> StoredRows[T]:
+        """See `Sink`: the records, of which none replaces another."""
+
+        def rows(records: Sequence[T]) -> list[StoredRow]:
+            return [StoredRow(None, record) for record in records]
+
+        return StoredRows(self.shown, "", rows)
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """What decides on the numbers of requests, and the records' schema. Address and headers may be corrected while
