@@ -189,7 +189,7 @@ class PipelineConnections(Connections):
         )  # fmt: skip
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         newest = NewestBlocks(self._storages, lambda: self.log.history)
-        stores = PipelineStores(self._plan.graph, newest, options.client)
+        stores = PipelineStores(self._plan.graph, newest, options.client, self.note)
         self.answers += [self.pipeline_topics, self.keep(BackgroundStores(stores)), self._answer_own]
         stores.check(self._asks)
         check_services(self._plan.graph)

@@ -6,7 +6,7 @@ Invariant: any process may repeat a request at any time, and its effect comes on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -138,6 +138,8 @@ class CommitterContext:
     letters: str = ""
     """The topic of the sink's dead letters, for records that the store refuses one by one; empty: there is none."""
     letter_limits: DeadLetterLimits | None = None
+    note: Callable[[str], None] = lambda text: None
+    """Called with a sentence for the operator."""
 
 
 @runtime_checkable

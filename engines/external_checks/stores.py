@@ -65,6 +65,7 @@ class Stores:
         blocks: Blocks,
         client: ClientConfig | None = None,
         letters: Mapping[str, DeadLetterTarget] | None = None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._committers: dict[str, Committer] = {}
         self._writing: dict[str, Committer] = {}
@@ -79,7 +80,7 @@ class Stores:
                 context = CommitterContext(
                     pipeline=pipeline, sink=name, type=type_, blocks=blocks, client=client,
                     letters=(target.sink().topic if target else None) or "",
-                    letter_limits=target.limits if target else None,
+                    letter_limits=target.limits if target else None, note=note,
                 )  # fmt: skip
                 committer = sink.open_committer(context)
                 if sink.stages:
@@ -173,10 +174,16 @@ class Stores:
 
 
 class PipelineStores(Stores):
-    def __init__(self, graph: LogicalGraph, blocks: Blocks, client: ClientConfig | None = None) -> None:
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        blocks: Blocks,
+        client: ClientConfig | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         sinks = ((node.id, node.sink, graph.type_of(node.inputs[0])) for node in graph.sinks if node.sink is not None)
         letters = {node.id: node.dead_letters for node in graph.sinks if node.dead_letters is not None}
-        super().__init__(graph.pipeline_id, sinks, blocks, client, letters)
+        super().__init__(graph.pipeline_id, sinks, blocks, client, letters, note)
 
 
 class BackgroundStores:

@@ -100,6 +100,12 @@ class HttpCommitter(CommitsBySubtask):
                 self._log.write(_finished(ledger, entry), letters, self._context.letters)
         if start >= committable.records:
             self._log.write(_finished(ledger, entry))
+        if refused:
+            self._context.note(
+                f"dead letter: sink {entry.sink!r}: {self._receiver.shown} has refused {refused:,} of "
+                f"{committable.records:,} records of checkpoint {entry.checkpoint}; `exactlyonce dead-letters list "
+                f"{self._context.letters}` has the reasons"
+            )
         return True
 
     def _windows(self, committable: StoreCommittable, start: int) -> Iterator[Window]:

@@ -90,6 +90,9 @@ def test_a_process_is_killed_at_each_step(job: HookJob, failpoint: Callable[...,
         assert job.service.repeated() > 0
         listed = exactlyonce(job.kafka, "dead-letters", "list", f"{job.name}-dead")
         assert "HTTP 422" in listed
+        said = job.incarnations[-1].said
+        assert "has refused " in said
+        assert f"dead-letters list {job.name}-dead" in said
 
 
 @pytest.mark.exhaustive

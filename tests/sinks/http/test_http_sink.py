@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from flushing import staged
 from http_receiver import Service
+from secured_kafka import make_certificate
 from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
@@ -306,6 +307,21 @@ def test_a_connection_that_the_service_has_closed_is_not_used_again(hook: Hook) 
         lambda: leader.commit([hook.staged(some(3, 7), 3)], 1, ORIGIN), StoreUnavailable, "cannot be reached: .*refused"
     )
     assert hook.service.url in text
+
+
+def test_a_service_needs_a_certificate_that_is_trusted(
+    hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificate(tmp_path, "service")
+    hook.service.kill()
+    hook.service = Service(tmp_path / "tls", str(tmp_path / "service.both"))
+    try:
+        refusing(hook.committer().check, StoreUnavailable, "certificate is not trusted: .*SSL_CERT_FILE")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "service.pem"))
+        assert hook.led().commit([hook.staged(some(3))], 1, ORIGIN)
+        assert sorted(hook.ids()) == [1, 2, 3]
+    finally:
+        hook.service.kill()
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------------

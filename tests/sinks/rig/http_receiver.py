@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -22,8 +23,9 @@ from typing import Any
 class Service:
     """The service in *folder*, as a test sees it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, certificate: str = "") -> None:
+        """*certificate*: a file with it and its key; the service then speaks TLS."""
+        self.folder, self._certificate = folder, certificate
         folder.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -44,7 +46,9 @@ class Service:
         (self.folder / "released").touch()
 
     def start(self) -> None:
-        self._process = subprocess.Popen([sys.executable, __file__, str(self.folder), str(self.port)])
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(self.folder), str(self.port), self._certificate]
+        )
         from waiting import until  # not in the process of the service
 
         until(self._answers)
@@ -61,7 +65,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/hook"
+        return f"http{'s' if self._certificate else ''}://127.0.0.1:{self.port}/hook"
 
     def requests(self) -> list[dict[str, Any]]:
         """All requests, in the order of their coming."""
@@ -86,7 +90,7 @@ class Service:
         return sum(times - 1 for times in Counter(request["key"] for request in self.requests()).values())
 
 
-def main(folder: Path, port: int) -> None:
+def main(folder: Path, port: int, certificate: str) -> None:
     lock = threading.Lock()
     notes = os.open(folder / "requests.jsonl", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     file = folder / "requests.jsonl"
@@ -135,8 +139,13 @@ def main(folder: Path, port: int) -> None:
         def handle_error(self, *_: object) -> None:
             pass  # a caller was killed
 
-    Server(("127.0.0.1", port), Handler).serve_forever()
+    server = Server(("127.0.0.1", port), Handler)
+    if certificate:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    server.serve_forever()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
