@@ -20,7 +20,7 @@ from exactlyonce.pipeline.dead_letters import Reason
 from exactlyonce.sinks.http.requests import WINDOW_REQUESTS
 from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 TOKEN = "hunter2-of-the-hook"
@@ -76,7 +76,7 @@ def job(
     job.service.kill()
 
 
-@pytest.mark.exhaustive(but=["request-answered"])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STEPS)
 def test_a_process_is_killed_at_each_step(job: HookJob, failpoint: Callable[..., dict[str, str]], name: str) -> None:
     job.feed(600, by_customer=True)
