@@ -260,9 +260,7 @@ class Oracle:
             self._state(manifest, operator)
         if n:
             have = {operator.operator for operator in manifest.operators}
-            kept = {step.id for step in self.topology.of(*KEEPING)}
-            kept |= {f"{step.id}-rows" for step in self.topology.of("rules")}
-            demand(have == kept, f"checkpoint {n} has state of {sorted(have)}")
+            demand(have == self._kept(), f"checkpoint {n} has state of {sorted(have)}")
         for sink in self.sinks:
             self._judge_records(n, sink, sum(c.records for c in manifest.committables if c.sink == sink), before[sink])
         for sink in self.topology.stores:
@@ -275,6 +273,11 @@ class Oracle:
         self._attempt_decided = max(self._attempt_decided, (manifest.incarnation, manifest.attempt))
         self.binding = {c.transactional_id: named(c) for c in manifest.committables}
         self.ever_named.update(self.binding.values())
+
+    def _kept(self) -> set[str]:
+        """The operators with state."""
+        kept = {step.id for step in self.topology.of(*KEEPING)}
+        return kept | {f"{step.id}-rows" for step in self.topology.of("rules")}
 
     def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
         wanted = self._owed[sink] - owed_before
