@@ -77,6 +77,12 @@ class WithBroadcast(Sides, BatchOperator):
         assert batch.keys is not None
         self._change(batch.keys, batch.records)
 
+    def _no_key(self, key: Any, why: str) -> GraphError:
+        return GraphError(
+            f"Operator {self.id!r} gives its function a mapping, and the key {key!r:.100} of a row cannot be one of "
+            f"that: {why}. Nothing is lost: give the table's source a key= of one type, as text, numbers or bytes."
+        )
+
     def _sort(self) -> None:
         if not self._sorted:
             in_order = sorted(self._keys.items(), key=itemgetter(1))
@@ -88,18 +94,17 @@ class WithBroadcast(Sides, BatchOperator):
     def _change(self, keys: Sequence[bytes], rows: Sequence[Any]) -> None:
         for canonical, key, row in zip(keys, self.read_keys(keys), rows, strict=True):
             try:
-                if row is None:
-                    self._rows.pop(key, None)
-                    self._keys.pop(key, None)
-                else:
-                    self._sorted = self._sorted and key in self._keys
-                    self._rows[key], self._keys[key] = row, canonical
+                same = self._keys.get(key, canonical) == canonical
             except TypeError as error:
-                raise GraphError(
-                    f"Operator {self.id!r} gives its function a mapping, and the key {key!r:.100} of a row cannot be "
-                    f"one of that: {error}. Nothing is lost: give the table's source a key= of text, numbers, bytes or "
-                    f"tuples."
-                ) from error
+                raise self._no_key(key, str(error)) from error
+            if not same:  # as 1 and True
+                raise self._no_key(key, "it equals that of another row")
+            if row is None:
+                self._rows.pop(key, None)
+                self._keys.pop(key, None)
+            else:
+                self._sorted = self._sorted and key in self._keys
+                self._rows[key], self._keys[key] = row, canonical
         if self.tells and len(self._rows) > ROWS_MAX:
             self.tells = False
             self.notes.add(

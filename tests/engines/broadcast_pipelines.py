@@ -45,10 +45,11 @@ def ruled(name: str, pause_ms: float = 0, keyed: str = "", timed: str = "", dead
     stamped: dict[str, Any] = {"time": EventTime(lambda record: record.timestamp_ms, disorder="2s")} if timed else {}
     rules = pipeline.table("rules", KafkaSource.records(f"{name}-rules", key=str, value=int, **stamped))
     events = pipeline.source("events", KafkaSource(f"{name}-in", value=Event))
+    if keyed:
+        events = events.key_by(lambda event: event.id).reduce("distinct", lambda _, event: event)
     slow = events.peek(lambda _: time.sleep(pause_ms / 1000), id="slow")
     if keyed:
-        distinct = slow.key_by(lambda event: event.id).reduce("distinct", lambda _, event: event)
-        by_kind = distinct.key_by(lambda event: event.kind).with_broadcast("ruled", rules, apply)
+        by_kind = slow.key_by(lambda event: event.kind).with_broadcast("ruled", rules, apply)
         by_kind.stateful_map("counted", count).sink("out", KafkaSink(f"{name}-out"))
         return pipeline
     on_error = DeadLetters(f"{name}-dead") if dead else None

@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exactlyonce.checkpoint.alignment import Alignment
+from exactlyonce.engines.local.channels import LocalChannel
+from exactlyonce.engines.local.inputs import ChannelInput
+from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime import broadcast_operators
+from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, Coordinates
 from exactlyonce.engines.runtime.broadcast_operators import Broadcaster, WithBroadcast
 from exactlyonce.engines.runtime.faults import Notes
 from exactlyonce.engines.runtime.operators import ToAll
 from exactlyonce.engines.runtime.timed_operators import KeyReader
+from exactlyonce.engines.runtime.watermarks import Barrier
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.records import Record
@@ -155,6 +160,39 @@ def test_every_subtask_has_the_rows_of_the_checkpoint_and_at_last_all_rows(
     assert {**cluster.tables.items()} == {canonical_key(key): value for key, value in rows.items()}
 
 
+def test_a_barrier_that_overtakes_waits_for_changes_of_rows_which_need_no_room() -> None:
+    operator, operators, out = operator_of(), TaskOperators("t", 0), LocalChannel()
+    records, changes = LocalChannel(), LocalChannel()
+    out.took(0, 1)
+    out.send(b"", 1)
+    subtask = Subtask(
+        operators=operators,
+        inputs=[
+            ChannelInput("records", records, BatchCodec(str), operator.left),
+            ChannelInput("changes", changes, BatchCodec(int | None), operator.right, overtaken=False),
+        ],
+        outputs=[out], fed=[], snapshots=Snapshots(operators, cast(Any, None), lambda message: None, lambda: 0.0),
+        monotonic_s=lambda: 0.0, processing_s=lambda: 0.0,
+    )  # fmt: skip
+    records.send(BatchCodec(str).encode(batch_of(["x"], [b"k"])), 1)
+    changes.send(BatchCodec(int | None).encode(batch_of([7], [canonical_key("a")])), 1)
+    assert not subtask.room
+    assert not subtask.step(), "what is sent has no room"
+    subtask.triggered(Barrier(1, 0), 0.0)
+    assert not subtask.overtake(), "the barrier behind the change is not there"
+    assert subtask.step()
+    assert {**operator.rows} == {"a": 7}
+    assert not subtask.overtake()
+    changes.send_signal(Barrier(1, 0))
+    changes.send(BatchCodec(int | None).encode(batch_of([8], [canonical_key("a")])), 1)
+    assert subtask.step()
+    assert not subtask.step(), "the change after the barrier is held back"
+    assert subtask.overtake()
+    assert subtask.snapshots.capturing == 1, "the record before it is in flight"
+    assert {**operator.rows} == {"a": 7}
+    assert [out.receive(), out.receive()] == [b"", Barrier(1, 0)]
+
+
 def test_a_function_cannot_change_the_rows() -> None:
     operator = operator_of(fn=lambda record, rows: rows.update(record))
     with pytest.raises(RecordError, match=r"mappingproxy.* has no attribute 'update'"):
@@ -191,7 +229,10 @@ def test_the_first_subtask_says_once_that_there_are_too_many_rows(monkeypatch: p
         assert all("operator 'rules' has more than 2 rows" in line for line in said)
 
 
-def test_keys_that_no_mapping_takes_are_refused() -> None:
-    operator = WithBroadcast("rules", lambda record, rows: record, KeyReader("rules", list[int]), Notes(), True)
-    with pytest.raises(GraphError, match="the key \\[1\\] of a row cannot be one of that"):
-        operator.right(batch_of([1], [canonical_key([1])]))
+@pytest.mark.parametrize(
+    ("type_", "keys", "why"), [(list[int], [[1]], "unhashable"), (int | bool, [1, True], "it equals that of another")]
+)
+def test_keys_that_no_mapping_takes_are_refused(type_: Any, keys: list[Any], why: str) -> None:
+    operator = WithBroadcast("rules", lambda record, rows: record, KeyReader("rules", type_), Notes(), True)
+    with pytest.raises(GraphError, match=f"of a row cannot be one of that: {why}"):
+        operator.right(batch_of([1] * len(keys), [*map(canonical_key, keys)]))

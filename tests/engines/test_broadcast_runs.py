@@ -53,9 +53,10 @@ def test_barriers_that_overtake_records_overtake_no_rules(job_of: Callable[..., 
         "--num-retained", "100",
     )  # fmt: skip
     rules = rules_of(job)
-    for parallelism, name in ((3, "unaligned-overtaken"), (2, "worker-frozen"), (3, "coordinator-decided")):
-        rules.feed(200, 60)
-        job.run_killed(failpoint(name, nth=3), parallelism, "--param", "pause_ms=3")
+    for parallelism, name in ((3, "unaligned-captured"), (2, "worker-frozen"), (3, "coordinator-decided")):
+        rules.feed(300, 60)
+        job.run_killed(failpoint(name), parallelism, "--param", "pause_ms=4")
+    assert any(manifest.channel_logs for manifest in job.history().manifests.values())
     assert_last(job, rules, "--parallelism", "2", in_order=False)
 
 

@@ -86,6 +86,15 @@ def test_one_table_may_be_read_several_times() -> None:
     assert len(graph(write).broadcasts) == 2
 
 
+def test_rows_may_be_those_of_a_join_of_tables() -> None:
+    def write(pipeline: Pipeline) -> Any:
+        by_id = pipeline.table("by-id", KafkaSource.records("by-id", key=int, value=Order))
+        joined = by_id.join_table("joined", pipeline.table("limits", limits), by=of_customer)
+        return pipeline.source("orders", orders).with_broadcast("all", joined, lambda order, rows: 0, output=int)
+
+    assert graph(write).node("all-rows").kept.name == "Joined[int, Order, int]"
+
+
 def _by_customer(pipeline: Pipeline) -> Any:
     return pipeline.source("t", KafkaSource("t", value=Order)).key_by(of_customer)
 
