@@ -161,7 +161,10 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
         )
     name = type_name(type_)
     if get_origin(type_) is Record or type_ is Record:
-        raise UnsupportedType(f"{name} is a value with its key: map it to its value, whose fields are columns")
+        raise UnsupportedType(
+            f"{name} is a value with its key: map it to its value, whose fields are columns; or give a table "
+            f"mode='upsert', which also deletes"
+        )
     if hints.admits_none(type_):
         raise UnsupportedType(f"{name} admits None, which is no row: filter it first")
     describe(type_)

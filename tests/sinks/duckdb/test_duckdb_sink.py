@@ -20,11 +20,12 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from changed_rows import Item, applied, changes
+from changed_rows import Item, applied, as_records, changes
 from table_rows import Total
 
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import Change, holds_changes
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks import DuckDBSink
 from exactlyonce.sinks.committer import Inspectable, StoreView
 from exactlyonce.testing.sink_contract.hooks import ORIGIN, Forked, MemoryBlocks, stand_still
@@ -133,12 +134,14 @@ def test_deletes_take_only_the_key(path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [("id",), ("shop", "id")], ids="-".join)
-def test_the_table_has_what_the_changes_leave(path: Path, key: tuple[str, ...]) -> None:
-    table = DuckDBTable(path, Change[Item], mode="upsert", key=key)
+@pytest.mark.parametrize("type_", [Change[Item], Record[Item | None]])
+def test_the_table_has_what_the_changes_leave(path: Path, key: tuple[str, ...], type_: Any) -> None:
+    table = DuckDBTable(path, type_, mode="upsert", key=key)
     leader = table.led()
     left: dict[Any, Item] = {}
     for checkpoint, made in enumerate(changes(random.Random(7), key, 4, 300, left), 1):
-        assert leader.commit([table.staged(made, checkpoint, batch=50)], 1, ORIGIN)
+        given: Any = made if holds_changes(type_) else as_records(made)
+        assert leader.commit([table.staged(given, checkpoint, batch=50)], 1, ORIGIN)
         left = applied(left, made)
         found = table.asked("SELECT shop, id, name, note FROM totals")
         assert sorted(found, key=repr) == sorted(map(msgspec.structs.astuple, left.values()), key=repr)
