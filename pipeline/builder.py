@@ -196,7 +196,7 @@ class Builder:
         row, partner = (row_type(self.type_of(table)) for table in (left, other))
         versions = UNKNOWN if row is UNKNOWN else RowVersion[row]  # type: ignore[valid-type]  # known here only
         answers = UNKNOWN if partner is UNKNOWN else Answer[partner]  # type: ignore[valid-type]  # likewise
-        subscribing, answering, resolving = Subscribing(), Answering(), Resolving(how)
+        subscribing, answering, resolving = Subscribing(declared), Answering(), Resolving(how)
         subscribe = self.add(
             Kind.JOIN_TABLE, f"{id}-subscribe", (left,), function, on_error, timed=subscribing, key_type=key,
             state_type=subscribing.kept_state(), type=Subscription, outputs={ROW_VERSIONS: versions},

@@ -33,9 +33,11 @@ from exactlyonce.pipeline.foreign_keys import (
     bucket_of,
     parent_of,
 )
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Joined
-from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
+from exactlyonce.pipeline.keys import canonical_key, explained_key, heads_of, key_groups, key_schema
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.state.backend import TimedTable
 
@@ -88,14 +90,20 @@ class Subscriber(TableJoiner):
     """Gives each change of a left row a version, and tells the owners of its foreign key, and of the one before."""
 
     by: Callable[[Any], Any]
+    right_key: Any = UNKNOWN
+    """The type of the keys of the right table."""
+    _heads: list[bool] | None = field(init=False)
     _counts: VersionCounts = field(init=False)
 
     @classmethod
     def made(cls, parts: TimedParts) -> Subscriber:
-        return cls(*parts.shared, parts.function)
+        step = parts.node.timed
+        assert isinstance(step, Subscribing)
+        return cls(*parts.shared, parts.function, step.right_key)
 
     def __post_init__(self) -> None:
         TableJoiner.__post_init__(self)
+        self._heads = heads_of(key_schema(self.right_key))
         self._counts = VersionCounts(self.table, int, int)
 
     def settle(self) -> None:
@@ -107,9 +115,16 @@ class Subscriber(TableJoiner):
         if key is None:
             return None
         try:
-            return canonical_key(key)
+            foreign_key = canonical_key(key)
         except (TypeError, OverflowError):
             return explained_key(key)  # which raises with an explanation, for which each call is slower
+        if self._heads is not None and not self._heads[foreign_key[0]]:
+            raise TypeError(
+                f"by= gives {key!r:.100}, of type {type(key).__name__}, and the keys of the right table are "
+                f"{type_name(self.right_key)}: none would ever be equal. Convert the key in by=, or declare that of "
+                f"the table by its source's key="
+            )
+        return foreign_key
 
     def __call__(self, batch: Batch) -> None:
         batch, foreign_keys = self.apply(self._foreign_key, batch)

@@ -12,6 +12,7 @@ from exactlyonce import Joined, Output, Pipeline, Record, Session, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
 from exactlyonce.errors import GraphError
+from exactlyonce.pipeline.foreign_keys import Subscribing
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks import KafkaSink
 
@@ -120,6 +121,9 @@ def test_tables_are_joined_by_three_steps_with_exchanges() -> None:
     assert len(plan(joined, 2).shuffles) == 5
     assert plan(joined, 1).shuffles == ()
     assert not joined.timed, "none waits for time"
+    subscribing = joined.node("joined-subscribe").timed
+    assert isinstance(subscribing, Subscribing)
+    assert subscribing.right_key is str
     assert joined.node("out").inputs[0].node == "joined", "changes have no key_by"
     types = [graph(lambda p, how=how: _tables(p, how=how)).node("joined").type for how in ("inner", "left")]  # type: ignore[misc]  # how is bound
     assert types == [
