@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -31,6 +32,7 @@ from exactlyonce.sinks.committer import Inspectable, StoreView
 from exactlyonce.testing.sink_contract.hooks import ORIGIN, Forked, MemoryBlocks, stand_still
 
 pytest.importorskip("duckdb", reason="DUCKDB NOT TESTED: it needs the extra `duckdb`")
+import duckdb
 from duckdb_file import DuckDBTable, asked, held
 
 UTC = timezone.utc
@@ -191,6 +193,40 @@ def test_a_table_that_does_not_fit(path: Path, statement: str) -> None:
     with pytest.raises(StoreError, match=MISFITS[statement]):
         table.committer().check()
     assert looked(table).problem or "GENERATED" in statement
+
+
+@pytest.mark.parametrize("mode", ["upsert", "delete"])
+def test_a_key_column_with_a_collation_is_refused(path: Path, mode: Any) -> None:
+    """Else keys that are equal by it would be told apart within a checkpoint alone."""
+    asked(path, "CREATE TABLE totals (cents BIGINT, Customer VARCHAR COLLATE NOCASE.NOACCENT)")
+    table = DuckDBTable(path, Total, mode=mode, key="customer")
+    said = (
+        r"its key column 'customer' has the collation NOCASE\.NOACCENT, by which different keys are equal: "
+        r'(ALTER TABLE "shop"\."main"\."totals" ALTER "customer" TYPE VARCHAR)\.'
+    )
+    with pytest.raises(StoreError, match=said) as raised:
+        table.committer().check()
+    refusal = re.search(said, looked(table).problem or "")
+    assert refusal is not None
+    assert refusal[0] in str(raised.value)
+    asked(path, refusal[1])
+    table.committer().check()
+    assert not looked(table).problem
+
+
+def test_a_collation_that_makes_no_keys_equal_is_taken(path: Path) -> None:
+    asked(path, 'CREATE TABLE totals (customer VARCHAR COLLATE "BINARY", cents BIGINT, note VARCHAR COLLATE NOCASE)')
+    DuckDBTable(path, Total, mode="upsert", key="customer").committer().check()
+    DuckDBTable(path, Total).committer().check()
+
+
+def test_a_collation_of_the_process_is_refused(path: Path) -> None:
+    table = DuckDBTable(path, Total, mode="upsert", key="customer")
+    with duckdb.connect(path) as other:
+        other.execute("SET GLOBAL default_collation = 'NOCASE'")
+        with pytest.raises(StoreError, match="this process has set default_collation to NOCASE"):
+            table.committer().check()
+    table.committer().check()
 
 
 def test_a_field_that_may_be_none_needs_a_column_that_may_be_null(path: Path) -> None:
