@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, shape
@@ -160,9 +161,11 @@ class Builder:
         """Add the source of a changelog, by the key of its records."""
         changelog = source.changelog() if isinstance(source, Source) else None
         if changelog is None:
+            without = " without them" if isinstance(source, Source) else ""
             self.problem(
                 f"a table needs a source of messages with their keys, as "
-                f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got {source!r:.200}'
+                f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got '
+                f"{_shown(source)}{without}"
             )
         origin = self.add_source(id, source if changelog is None else changelog)
         return self._as_table(origin, UNKNOWN if changelog is None else changelog.key_type)
@@ -221,6 +224,9 @@ class Builder:
     def with_broadcast(self, id: str, origin: Input, table: Any, fn: Any, output: Any, on_error: Any) -> Input:
         """Add an operator that calls *fn* with each record of *origin* and all rows of *table*, and one that keeps
         these. *output* is the type of what comes out, or None."""
+        if _is_stream(fn) and callable(table):
+            self.problem("with_broadcast(id, table, fn) takes the table before the function, and got them swapped")
+            table, fn = fn, table
         function = self.read(fn, ("record", "rows"))
         rows = self._table(table, "with_broadcast()", "and it takes a table, pipeline.table(id, source)")
         type_ = function.returns if output is None else hints.known(output)
@@ -243,7 +249,7 @@ class Builder:
 
     def _table(self, other: Any, method: str, remedy: str) -> Input | None:
         """The origin of another table of this pipeline; else None, with a problem and its *remedy*."""
-        origin = self._keyed(other, f"{method} with")
+        origin = self._keyed(other, f"{method} with", "a table", f", {remedy}")
         if origin is None or self._nodes[origin.node].fn is key_of_message:
             return origin
         self.problem(f"{method} with a keyed stream, {remedy}")
@@ -430,16 +436,19 @@ class Builder:
                 f"late records are {names[1]}, and {late.name!r} is declared with {names[0]}: give it {names[1]}"
             )
 
-    def _keyed(self, other: Any, where: str) -> Input | None:
-        """The origin of another keyed stream of this pipeline; else None, with a problem."""
+    def _keyed(
+        self, other: Any, where: str, wanted: str = "a keyed stream", remedy: str = ": put .key_by(...) after it"
+    ) -> Input | None:
+        """The origin of another keyed stream of this pipeline; else None, with a problem. *remedy* is for a stream
+        without keys."""
         builder: Any = getattr(other, "_builder", None)
         origin: Input | None = getattr(other, "_origin", None)
         if not isinstance(builder, Builder) or origin is None:
-            self.problem(f"{where} {other!r}, which is not a keyed stream")
+            self.problem(f"{where} {_shown(other)}, which is not {wanted}{_reading(other, wanted)}")
         elif builder is not self:
             self.problem(f"{where} a stream of another pipeline, {builder.pipeline_id!r}: streams do not cross")
         elif self._nodes[origin.node].kind is not Kind.KEY_BY:
-            self.problem(f"{where} a stream without keys: put .key_by(...) after it")
+            self.problem(f"{where} a stream without keys{remedy}")
         else:
             return origin
         return None
@@ -510,3 +519,22 @@ class Builder:
             f"pipeline has its own: {free!r} is free"
         )
         return free
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(getattr(value, "_builder", None), Builder)
+
+
+def _shown(value: Any) -> str:
+    """*value* in a problem: what a source or a function is, for it is long or tells nothing."""
+    if isinstance(value, Source):
+        return f"a {type(value).__name__}"
+    return f"the function {value.__name__}" if isinstance(value, FunctionType) else f"{value!r:.200}"
+
+
+def _reading(value: Any, wanted: str) -> str:
+    """How *value* is read, if it is a source where *wanted* was expected."""
+    if not isinstance(value, Source):
+        return ""
+    keyed = "" if wanted == "a table" else "pipeline.source(id, source).key_by(...), or "
+    return f': read it by {keyed}pipeline.table("rules", KafkaSource.records(...))'

@@ -101,8 +101,23 @@ def _by_customer(pipeline: Pipeline) -> Any:
 
 MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
     r"the lambda.* must take \(record, rows\)": lambda p: checked(p, lambda order: order),
-    r"with_broadcast\(\) with 5, which is not a keyed stream": lambda p: (
+    r"with_broadcast\(\) with 5, which is not a table$": lambda p: (
         p.source("orders", orders).with_broadcast("checked", 5, check)  # type: ignore[call-overload]  # a mistake
+    ),
+    r"with_broadcast\(id, table, fn\) takes the table before the function, and got them swapped$": lambda p: (
+        p.source("orders", orders).with_broadcast("checked", check, p.table("limits", limits))  # type: ignore[call-overload]  # a mistake
+    ),
+    r"with_broadcast\(\) with the function check, which is not a table$": lambda p: (
+        p.source("orders", orders).with_broadcast("checked", check, check)  # type: ignore[call-overload]  # a mistake
+    ),
+    r"with_broadcast\(\) with a KafkaSource, which is not a table: read it by pipeline.table\(": lambda p: (
+        p.source("orders", orders).with_broadcast("checked", orders, check)  # type: ignore[call-overload]  # a mistake
+    ),
+    r"a table needs a source of messages with their keys, .*, got a KafkaSource without them": lambda p: (
+        p.source("orders", orders).with_broadcast("checked", p.table("limits", orders), check)  # type: ignore[arg-type]  # a mistake
+    ),
+    r"with_broadcast\(\) with a stream without keys, and it takes a table, pipeline\.table": lambda p: (
+        (stream := p.source("orders", orders)).with_broadcast("checked", stream, check)  # type: ignore[call-overload]  # a mistake
     ),
     r"with_broadcast\(\) with a keyed stream, and it takes a table, pipeline\.table": lambda p: (
         p.source("orders", orders).with_broadcast("checked", _by_customer(p), check)
