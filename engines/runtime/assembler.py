@@ -698,7 +698,8 @@ def _open(node: Node, function: Any, context: Context) -> None:
         raise
     except users_errors() as error:
         raise OpenFailed(
-            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{place_of(error)}."
+            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. "
+            f"No record is read before it succeeds: provide what it opens where the workers run, or correct it."
         ) from error
 
 
