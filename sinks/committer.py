@@ -123,6 +123,15 @@ class Inspectable(Protocol):
         """None: this store cannot be looked at."""
 
 
+@runtime_checkable
+class Hindered(Protocol):
+    """A committer that repeats failed requests within a call, and can name the last of them meanwhile."""
+
+    @property
+    def failure(self) -> str:
+        """The text of the last failed request of the call under way; empty: there is none. For any thread."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommitterContext:
     """The arguments of a committer, beside the description of its sink."""

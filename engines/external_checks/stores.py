@@ -30,6 +30,7 @@ from exactlyonce.sinks.committer import (
     Committer,
     CommitterContext,
     Committing,
+    Hindered,
     Inspectable,
     StoreView,
 )
@@ -123,6 +124,13 @@ class Stores:
                 return self._committers[committables[0].sink].commit(committables, incarnation, origin)
         return NotImplemented
 
+    def failure(self, request: ask.Request) -> str:
+        """See `Hindered`; empty if the committer does not say it. For any thread."""
+        committer = (
+            self._committers.get(request.committables[0].sink) if isinstance(request, ask.CommitStaged) else None
+        )
+        return committer.failure if isinstance(committer, Hindered) else ""
+
     # --- beside a run
 
     @property
@@ -202,7 +210,7 @@ class BackgroundStores:
             self._under_way = request, self._thread.submit(self._stores, request), time.monotonic()
         _, future, began_s = self._under_way
         if wait([future], LOOK_INTERVAL_S).not_done:
-            return UnderWay(round((time.monotonic() - began_s) * 1000))
+            return UnderWay(round((time.monotonic() - began_s) * 1000), self._stores.failure(request))
         self._under_way = None
         return future.result()
 

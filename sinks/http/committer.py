@@ -18,7 +18,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.dead_letters import RECORD, DeadLetter, Reason
-from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, RecordsRefused, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.retries import OF_STORE
@@ -32,6 +32,7 @@ from exactlyonce.sinks.write_ahead.writer import KIND, staged_chunks
 
 PAUSE_MAX_S = 60.0
 """The longest pause within a call; the leader asks again after a longer one."""
+_URL_SAFE = str.maketrans("+/", "-_")
 
 
 class HttpCommitter(CommitsBySubtask):
@@ -49,11 +50,17 @@ class HttpCommitter(CommitsBySubtask):
         """The window that `_answers` belongs to: an entry, and the number of the first record."""
         self._answers: Answers = {}
         self._pause = threading.Event()
+        self._failure = ""
 
     @property
     def ledger(self) -> str:
         """See `Committer.ledger`."""
         return self._sink.ledger_of(self._context.pipeline, self._context.sink)
+
+    @property
+    def failure(self) -> str:
+        """See `Hindered`."""
+        return self._failure
 
     def check(self) -> None:
         """Create the ledger's topic, and connect to the service."""
@@ -127,28 +134,37 @@ class HttpCommitter(CommitsBySubtask):
             for lane in self._lanes(window)
         ]
         pauses = iter(OF_STORE)
-        while True:
-            before = len(self._answers)
-            try:
-                self._receiver.deliver(lanes, self._answers)
-                return
-            except StoreUnavailable:
-                pause_s = max(next(pauses) / 1000, self._receiver.not_before_s - time.monotonic())
-                if len(self._answers) == before or pause_s > PAUSE_MAX_S:
-                    raise  # while it answers others it is busy, and not away
-                self._pause.wait(pause_s)
+        try:
+            while True:
+                before = len(self._answers)
+                try:
+                    self._receiver.deliver(lanes, self._answers)
+                    return
+                except StoreUnavailable as error:
+                    self._failure = error.what
+                    answered = len(self._answers) - before
+                    if answered > sum(any(one.number not in self._answers for one in lane) for lane in lanes):
+                        pauses = iter(OF_STORE)  # most requests are answered
+                    pause_s = max(next(pauses) / 1000, self._receiver.not_before_s - time.monotonic())
+                    if answered == 0 or pause_s > PAUSE_MAX_S:
+                        raise  # while it answers others it is busy, and not away
+                    self._pause.wait(pause_s)
+        finally:
+            self._failure = ""
 
     def _letters(self, entry: LedgerEntry, window: Window) -> Iterator[DeadLetter]:
-        """The dead letters of refused records. `StoreError` if there is no place for them."""
+        """The dead letters of refused records. `RecordsRefused` if there is no place for them."""
         for lane in self._lanes(window):
             for request in lane:
                 refusal = self._answers[request.number]
                 if refusal is not None:
                     key = idempotency_key(entry, request.number)
                     if self._context.letters == "":
-                        raise StoreError(
-                            f"{self._receiver.shown} refuses {_counted(request)}, Idempotency-Key {key}: {refusal}. "
-                            f"Give the sink on_error=DeadLetters(...), which keeps such records"
+                        raise RecordsRefused(
+                            f"{self._receiver.shown} refuses {_counted(request)}, Idempotency-Key {key}: {refusal}.",
+                            len(request.records),
+                            "give the sink on_error=DeadLetters(...), which keeps such records, or let the service "
+                            "take them",
                         )
                     yield from (self._letter(record, refusal, key) for record in request.records)
 
@@ -162,20 +178,24 @@ class HttpCommitter(CommitsBySubtask):
     def _require_few(self, letters: int, records: int) -> None:
         limits = self._context.letter_limits
         if limits is not None and (exceeded := limits.exceeded(letters, records)):
-            raise StoreError(
-                f"{self._receiver.shown} refuses {letters:,} of {records:,} records, and {exceeded}. Correct the "
-                f"service, or raise the limit"
+            raise RecordsRefused(
+                f"{self._receiver.shown} refuses {letters:,} of {records:,} records, and {exceeded}.",
+                letters,
+                "correct the service, or raise the limit of on_error=DeadLetters(...)",
             )
 
 
 def idempotency_key(entry: LedgerEntry, number: int) -> str:
     """The name of a request, the same in each process: pipeline, checkpoint topic, sink, checkpoint, subtask, number.
 
-    >>> of = {"pipeline": "shop", "sink": "hook", "subtask": 0, "incarnation": 2, "origin": "6f1c"}
+    No field has a "/": names cannot, and the topic's id, which is in base64, is in its form for addresses.
+
+    >>> of = {"pipeline": "shop", "sink": "hook", "subtask": 0, "incarnation": 2, "origin": "kZ+c/q3JTe2x0P7yLw5u8A"}
     >>> idempotency_key(LedgerEntry(checkpoint=7, previous=5, **of), 41)
-    'shop/6f1c/hook/7/0/41'
+    'shop/kZ-c_q3JTe2x0P7yLw5u8A/hook/7/0/41'
     """
-    return f"{entry.pipeline}/{entry.origin}/{entry.sink}/{entry.checkpoint}/{entry.subtask}/{number}"
+    origin = entry.origin.translate(_URL_SAFE)
+    return f"{entry.pipeline}/{origin}/{entry.sink}/{entry.checkpoint}/{entry.subtask}/{number}"
 
 
 def _finished(ledger: Deliveries, entry: LedgerEntry) -> Deliveries:

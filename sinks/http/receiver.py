@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from exactlyonce.connectors import refusals
-from exactlyonce.pipeline.errors import ASKED_AGAIN, ConfigError, StoreUnavailable
+from exactlyonce.pipeline.errors import ASKED_AGAIN, ConfigError, StoreUnavailable, StoreUnready
 from exactlyonce.pipeline.secrets import SECRET_CHARACTERS, is_reference, look_up, masked
 from exactlyonce.sinks.http.sink import HttpSink, header_problem, url_problem
 
@@ -37,6 +37,8 @@ _REMEDIES = {
     410: "The address was given up: correct url=",
     415: "It takes no JSON: correct url=",
 }
+RETRY_AFTER_MAX_S = 3_600.0
+"""The longest pause that a service can ask for."""
 ANSWER_BYTES_MAX, ANSWER_CHARACTERS_MAX = 8_192, 1_000
 """Of an answer's body are read, and kept."""
 OVERDUE_INTERVAL_S = 0.25
@@ -139,6 +141,8 @@ class Receiver:
         self._threads: ThreadPoolExecutor | None = None
         self.not_before_s = 0.0
         """The monotonic time before which the service does not want to be asked."""
+        self._pausing = ""
+        """The answer that has asked for it."""
 
     @property
     def shown(self) -> str:
@@ -156,12 +160,17 @@ class Receiver:
         """Send the requests of each lane one after the other, but for those that have an answer; fill in *answers*.
 
         Raises `StoreUnavailable` once a request was not answered, or not so that its records are taken or refused.
-        Nothing is under way then, and what was answered until then is in *answers*.
+        Nothing is under way then, and what was answered until then is in *answers*. A busy service that takes requests
+        of other lanes, and asks for no pause, gets all of these before.
         """
         left = self.not_before_s - time.monotonic()
         if left > 0:
-            raise StoreUnavailable(f"{self.shown} wants to be left alone for {left:.0f} s more. {ASKED_AGAIN}")
+            raise StoreUnready(
+                f"{self.shown} has answered {self._pausing}, and wants to be left alone for {left:.0f} s more. "
+                f"{ASKED_AGAIN}"
+            )
         endpoint, ended = self._looked_up(), threading.Event()
+        before, failed = len(answers), list[int]()
 
         def send(lane: Sequence[Outgoing]) -> None:
             try:
@@ -170,6 +179,12 @@ class Receiver:
                         return
                     if outgoing.number not in answers:
                         answers[outgoing.number] = self._asked(endpoint, outgoing)
+            except StoreUnready as error:
+                failed.append(outgoing.number)
+                is_away = len(answers) == before and len(failed) >= self._sink.in_flight
+                if not _is_busy(error.status) or time.monotonic() < self.not_before_s or is_away:
+                    ended.set()
+                raise
             except BaseException:
                 ended.set()
                 raise
@@ -215,18 +230,19 @@ class Receiver:
         if status in REFUSED:
             return Refusal(status, text)
         pause_s = _retry_after_s(answer.getheader("Retry-After"), answer.getheader("Date"))
+        says = f"{status} {' '.join(text.split())}".strip().rstrip(".")
         if pause_s is not None:
             self.not_before_s = max(self.not_before_s, time.monotonic() + pause_s)
-        says = f"{status} {' '.join(text.split())}".strip().rstrip(".")
-        if status in _BUSY or status >= 500:
+            self._pausing = says
+        if _is_busy(status):
             again = "" if pause_s is None else f", and wants to be left alone for {pause_s:.0f} s"
-            raise StoreUnavailable(f"{self.shown} answers {says}{again}. {ASKED_AGAIN}")
+            raise StoreUnready(f"{self.shown} answers {says}{again}. {ASKED_AGAIN}", status)
         if 300 <= status < 400:
             to = masked((answer.getheader("Location") or "elsewhere").partition("?")[0], endpoint.secrets)
             remedy = f"It redirects to {to:.200}, which is not followed: correct url="
         else:
             remedy = _REMEDIES.get(status, "That speaks of no record: correct the service, or the sink")
-        raise StoreUnavailable(f"{self.shown} answers {says}. {remedy}. {ASKED_AGAIN}")
+        raise StoreUnready(f"{self.shown} answers {says}. {remedy}. {ASKED_AGAIN}", status)
 
     @contextmanager
     def _explained(self, connection: _Connection) -> Iterator[None]:
@@ -284,18 +300,28 @@ class Receiver:
             self._threads = None
 
 
+def _is_busy(status: int) -> bool:
+    """Whether the same request may be answered otherwise later, by itself."""
+    return status in _BUSY or status >= 500
+
+
 def _retry_after_s(value: str | None, date: str | None) -> float | None:
-    """The pause that an answer asks for: seconds, or a time, compared with the *date* of the answer.
+    """The pause that an answer asks for, up to `RETRY_AFTER_MAX_S`; None: it asks for none that can be read.
+
+    *value* is seconds, or a time, compared with the *date* of the answer.
 
     >>> _retry_after_s("120", None), _retry_after_s("soon", None)
     (120.0, None)
     >>> _retry_after_s("Wed, 21 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT")
     30.0
+    >>> _retry_after_s("9" * 400, None)
+    3600.0
     """
     if value is None:
         return None
     if value.strip().isdecimal():
-        return float(value)
-    with suppress(ValueError, TypeError):
-        return max(0.0, (parsedate_to_datetime(value) - parsedate_to_datetime(date or "")).total_seconds())
+        return min(float(value), RETRY_AFTER_MAX_S)
+    with suppress(ValueError, TypeError, OverflowError):
+        pause_s = (parsedate_to_datetime(value) - parsedate_to_datetime(date or "")).total_seconds()
+        return min(max(0.0, pause_s), RETRY_AFTER_MAX_S)
     return None

@@ -76,7 +76,7 @@ def job(
     job.service.kill()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(but=["worker-flushed"])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_process_is_killed_at_each_step(job: HookJob, failpoint: Callable[..., dict[str, str]], name: str) -> None:
     job.feed(600, by_customer=True)
@@ -117,6 +117,7 @@ def test_the_service_and_a_worker_are_killed(job: HookJob) -> None:
     job.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_zombie_leader_wakes_up(job: HookJob, failpoint: Callable[..., dict[str, str]]) -> None:
     """It was stopped with answers in hand: its successor has sent them again, and has written their letters."""
     job.feed(600, by_customer=True)

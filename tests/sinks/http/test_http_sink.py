@@ -21,7 +21,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.codec import JsonCodec
 from exactlyonce.pipeline.dead_letters import DeadLetterLimits, Reason
-from exactlyonce.pipeline.errors import ConfigError, Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import ConfigError, Fenced, RecordsRefused, StoreError, StoreUnavailable, StoreUnready
 from exactlyonce.pipeline.failpoints import FailpointRaised
 from exactlyonce.sinks import HttpSink
 from exactlyonce.sinks.committer import Committer, CommitterContext
@@ -209,7 +209,10 @@ def test_without_dead_letters_a_refused_record_stops_the_pipeline(hook: Hook) ->
     hook.keeps_letters = False
     hook.service.behave(modulus=2)
     leader, committable = hook.led(), hook.staged(some(3))
-    refusing(lambda: leader.commit([committable], 1, ORIGIN), StoreError, "422 no order 2 .* on_error=DeadLetters")
+    with pytest.raises(RecordsRefused, match=r"refuses a record, .*422 no order 2 ") as refused:
+        leader.commit([committable], 1, ORIGIN)
+    assert refused.value.records == 1
+    assert "on_error=DeadLetters" in refused.value.remedy
     hook.service.behave()
     assert hook.led(2).commit([committable], 2, ORIGIN)
     assert sorted(hook.ids()) == [1, 2, 3]
@@ -266,6 +269,60 @@ def test_retry_after_is_respected(hook: Hook, status: int) -> None:
     busy, taken = hook.service.requests()
     assert taken["at"] - busy["at"] > 0.9
     assert busy["key"] == taken["key"]
+
+
+@pytest.mark.parametrize("value", ["99999999999999999999 Oct 2026 07:28:30 GMT", "soon", "-1"])
+def test_a_pause_that_cannot_be_read_is_none(hook: Hook, value: str) -> None:
+    hook.service.behave(status=503, headers={"Retry-After": value}, times=1)
+    leader, committable = hook.led(), hook.staged(some(1))
+    text = refusing(lambda: leader.commit([committable], 1, ORIGIN), StoreUnready, "answers 503")
+    assert "left alone" not in text
+    assert again(lambda: leader.commit([committable], 1, ORIGIN))
+
+
+def test_a_huge_pause_is_an_hour(hook: Hook) -> None:
+    hook.service.behave(status=503, text="late", headers={"Retry-After": "9" * 30})
+    leader, committable = hook.led(), hook.staged(some(1))
+    refusing(lambda: leader.commit([committable], 1, ORIGIN), StoreUnready, "left alone for 3600 s")
+    refusing(lambda: leader.commit([committable], 1, ORIGIN), StoreUnready, "has answered 503 late, and wants .* more")
+
+
+def test_requests_of_other_keys_go_on_after_a_busy_answer(hook: Hook) -> None:
+    """The first request gets 503 without Retry-After: what follows in its lane waits, and all others are answered."""
+    hook.options["in_flight"] = 2
+    hook.service.behave(status=503, times=1)
+    leader, committable = hook.led(), hook.staged(some(28))
+    assert leader.commit([committable], 1, ORIGIN)
+    requests = hook.service.requests()
+    (again_at,) = (place for place, request in enumerate(requests[1:], 1) if request["key"] == requests[0]["key"])
+    customers = [request["body"]["customer"] for request in requests[1:again_at]]
+    lane = StagedRows(JsonCodec(Order), customer)
+
+    def lane_of(name: str) -> bytes:
+        return lane.encode([Order(0, name)])[0].partition(b" ")[0]
+
+    mine = lane_of(requests[0]["body"]["customer"])
+    assert all(lane_of(name) != mine for name in customers)
+    assert len(customers) == sum(lane_of(order.customer) != mine for order in some(28))
+
+
+def test_a_service_that_is_busy_for_all_gets_few_requests(hook: Hook) -> None:
+    hook.options["in_flight"] = 1
+    hook.service.behave(status=503)
+    leader, committable = hook.led(), hook.staged(some(28))
+    refusing(lambda: leader.commit([committable], 1, ORIGIN), StoreUnready, "answers 503")
+    assert len(hook.service.requests()) == 1
+
+
+def test_the_last_failure_is_named_while_others_are_answered(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader shows it with the time that the call takes."""
+    hook.service.behave(status=503, text="crowded", times=1)
+    leader, committable = cast(Any, hook.led()), hook.staged(some(28))
+    failures: list[str] = []
+    monkeypatch.setattr(leader._pause, "wait", lambda seconds: failures.append(leader.failure))
+    assert leader.commit([committable], 1, ORIGIN)
+    assert failures == [f"The service at {hook.service.url} answers 503 crowded."]
+    assert leader.failure == ""
 
 
 def test_a_busy_service_gets_no_answered_request_again(hook: Hook) -> None:
