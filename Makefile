@@ -6,6 +6,7 @@
 # test-changed  the exhaustive cases that a change since the last merge (or SINCE=main) may break, and an eighth of all others
 # test-all      every case but those of the next two: an hour; goes on where it was broken off
 # test-matrix   stores beside Kafka, killed at every step: an hour
+# other-engines what Kafka Streams and Flink answer to the same records
 # crash-matrix  a crash, a stop or a lost request at every step of the protocol: some hours; goes on where it was
 # changes-kills 300 kills of pipelines that read PostgreSQL's changes, and of its servers: an hour; goes on where it was
 # flaky         tests again and again, beside busy processes: ARGS="tests/state --times 20 --load 8"
@@ -20,7 +21,7 @@
 # clean         removes .venv and all caches of the tools
 # help          this
 
-.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix changes-kills simulate soak bench lint release site image clean kafka help
+.PHONY: demo test test-changed test-all flaky test-matrix other-engines crash-matrix changes-kills simulate soak bench lint release site image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 # Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
@@ -65,7 +66,12 @@ flaky: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 
 # The crash matrix of stores beside Kafka, an hour or so: servers and processes killed at every step, a million rows.
 test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	$(PYTEST) --matrix --durations=25 tests/stores tests/spark/test_declarative_pipelines.py tests/spark/test_handed_over.py $(ARGS)
+	$(PYTEST) --matrix --durations=25 tests/stores tests/spark/test_declarative_pipelines.py tests/spark/test_handed_over.py \
+		tests/engines/test_flink.py $(ARGS)
+
+# The answers of Kafka Streams and Flink, which are downloaded, to the same records.
+other-engines: .venv/dev.stamp .venv/java.stamp kafka
+	$(PYTEST) tests/engines/test_kafka_streams.py tests/engines/test_flink.py $(ARGS) --matrix
 
 # A crash or a lost request at every step of the protocol, on real servers: some hours. One that was broken off goes on.
 # make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for tests/README.md.

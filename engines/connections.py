@@ -490,7 +490,7 @@ def connected(
         staging: Mapping[str, StagingSink] = {}
         if graph is not None:
             blocks = connections.keep(block_storage(config, topic, storage))
-            stores = connections.keep(PipelineStores(graph, blocks))
+            stores = connections.keep(PipelineStores(graph, blocks, config, note))
             stores.check()
             staging = stores.staging
             connections.answers.append(stores)

@@ -188,7 +188,8 @@ class PipelineConnections(Connections):
             replay=NO_REPLAY if options.repair == "halt" else self._replay, storage=options.checkpoint.storage,
         )  # fmt: skip
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
-        stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
+        newest = NewestBlocks(self._storages, lambda: self.log.history)
+        stores = PipelineStores(self._plan.graph, newest, options.client, self.note)
         self.answers += [self.pipeline_topics, self.keep(BackgroundStores(stores)), self._answer_own]
         stores.check(self._asks)
         check_services(self._plan.graph)

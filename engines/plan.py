@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -27,12 +27,14 @@ LOOP_MARK = ">"
 
 @dataclass(frozen=True)
 class ShuffleEdge:
-    """A shuffle of the records of `key_by` *producer* to the subtasks of *consumer*."""
+    """A shuffle of the records of *producer* to the subtasks of *consumer*: by key, or each to all of them."""
 
     producer: str
     consumer: str
     port: int = 0
     """The input of *consumer* that gets them; see `KeyedEdge.port`."""
+    to_all: bool = field(default=False, compare=False)
+    """Whether each record goes to all subtasks. No barrier overtakes such records."""
 
     @staticmethod
     def of(edge: KeyedEdge) -> ShuffleEdge:
@@ -106,7 +108,7 @@ class Plan:
     def shuffle_into(self, node: Node, port: int) -> ShuffleEdge | None:
         """The shuffle by which *node* gets its input number *port*; None: both are fused."""
         edge = ShuffleEdge(node.inputs[port].node, node.id, port)
-        return edge if edge in self.shuffles else None
+        return next((shuffle for shuffle in self.shuffles if shuffle == edge), None)
 
     def channels(self) -> list[tuple[str, int, int]]:
         """(edge, from subtask, to subtask) of every channel, in the same order in all processes."""
@@ -153,6 +155,8 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
             f"subtasks at most, as its max_parallelism says: choose no more than that."
         )
     shuffles = [ShuffleEdge.of(edge) for edge in graph.shuffles if parallelism > 1]
+    if parallelism > 1:
+        shuffles += [ShuffleEdge(node.inputs[1].node, node.id, 1, to_all=True) for node in graph.broadcasts]
     cut = {(edge.producer, edge.consumer) for edge in shuffles}
     cut |= {(edge.producer, edge.loop) for edge in feedback_edges(graph)}
     leader = {node.id: node.id for node in graph.nodes}

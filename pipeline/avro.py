@@ -24,7 +24,7 @@ import msgspec
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
-from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
+from exactlyonce.pipeline.registry import Ids, PublishedSchema, SchemaCodec, Subjects, registry_of
 from exactlyonce.pipeline.shape import Field, Form, Shape, UnsupportedType, shape_of, type_name
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class AvroCodec(SchemaCodec[T]):
       its schema, by which it is read; a sink writes the id of this schema, which must be registered.
     - *subjects*: the subject of a sink's schema: "topic" (`<topic>-value`), "record" or "topic-record".
     - *register*: whether a sink registers its schema.
+    - *ids*: where a sink writes the schema's id: "prefix", before the value, or "header", as Confluent's
+      HeaderSchemaIdSerializer: its GUID, in `__value_schema_id` or `__key_schema_id`. Both are read.
     - *schema_id* is for topics shared with users of a registry that is not at hand: every value begins with a zero byte
       and this id in four bytes. A value with another id is an error.
     """
@@ -77,9 +79,10 @@ class AvroCodec(SchemaCodec[T]):
         registry: str | Mapping[str, Any] | None = None,
         subjects: Subjects = "topic",
         register: bool = False,
+        ids: Ids = "prefix",
     ) -> None:
         self.schema_id = schema_id
-        self.registry = registry_of(registry, subjects, register, schema_id)
+        self.registry = registry_of(registry, subjects, register, ids, schema_id)
         given = avro_schema(type_) if schema is None else schema
         try:
             self.schema: Any = _as_stored(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 from exactlyonce.pipeline import functions, hints, shape
@@ -32,7 +33,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Join, Lookup, result_type
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import as_name, name_problem
-from exactlyonce.pipeline.records import key_of_message
+from exactlyonce.pipeline.records import key_before, key_of_message
 from exactlyonce.pipeline.sink import Routes, Sink
 from exactlyonce.pipeline.source import PartSource, SharedSource, Source, time_of, time_problems
 from exactlyonce.pipeline.timed import Expiry, entry_type
@@ -160,9 +161,11 @@ class Builder:
         """Add the source of a changelog, by the key of its records."""
         changelog = source.changelog() if isinstance(source, Source) else None
         if changelog is None:
+            without = " without them" if isinstance(source, Source) else ""
             self.problem(
                 f"a table needs a source of messages with their keys, as "
-                f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got {source!r:.200}'
+                f'KafkaSource.records("customers", key=str, value=Customer), or PostgresChanges, got '
+                f"{_shown(source)}{without}"
             )
         origin = self.add_source(id, source if changelog is None else changelog)
         return self._as_table(origin, UNKNOWN if changelog is None else changelog.key_type)
@@ -178,7 +181,12 @@ class Builder:
     def join_tables(self, id: str, left: Input, right: Any, by: Any, how: str, on_error: Any) -> Input:
         """Add the steps of a join of tables, with their exchanges; see `pipeline.foreign_keys`."""
         function, key = self.read(by, ("row",)), self.key_type(left)
-        other = self._table(right)
+        other = self._table(
+            right,
+            "join_table()",
+            "and both sides are tables: read the right one by pipeline.table(id, source); or use "
+            "key_by(...).lookup(id, table), which joins the records of a stream",
+        )
         foreign = hints.without_none(function.returns)
         declared = UNKNOWN if other is None else self.key_type(other)
         if UNKNOWN not in (foreign, declared) and {*hints.members(foreign)} != {*hints.members(declared)}:
@@ -191,7 +199,7 @@ class Builder:
         row, partner = (row_type(self.type_of(table)) for table in (left, other))
         versions = UNKNOWN if row is UNKNOWN else RowVersion[row]  # type: ignore[valid-type]  # known here only
         answers = UNKNOWN if partner is UNKNOWN else Answer[partner]  # type: ignore[valid-type]  # likewise
-        subscribing, answering, resolving = Subscribing(), Answering(), Resolving(how)
+        subscribing, answering, resolving = Subscribing(declared), Answering(), Resolving(how)
         subscribe = self.add(
             Kind.JOIN_TABLE, f"{id}-subscribe", (left,), function, on_error, timed=subscribing, key_type=key,
             state_type=subscribing.kept_state(), type=Subscription, outputs={ROW_VERSIONS: versions},
@@ -213,15 +221,38 @@ class Builder:
         function = Function(call=key, name="the key of its messages")
         return self.add(Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=key_type)
 
-    def _table(self, other: Any) -> Input | None:
-        """The origin of another table of this pipeline; else None, with a problem."""
-        origin = self._keyed(other, "join_table() with")
+    def with_broadcast(self, id: str, origin: Input, table: Any, fn: Any, output: Any, on_error: Any) -> Input:
+        """Add an operator that calls *fn* with each record of *origin* and all rows of *table*, and one that keeps
+        these. *output* is the type of what comes out, or None."""
+        if _is_stream(fn) and callable(table):
+            self.problem("with_broadcast(id, table, fn) takes the table before the function, and got them swapped")
+            table, fn = fn, table
+        function = self.read(fn, ("record", "rows"))
+        rows = self._table(table, "with_broadcast()", "and it takes a table, pipeline.table(id, source)")
+        type_ = function.returns if output is None else hints.known(output)
+        if rows is None:
+            return self.add(Kind.MAP, id, (origin,), function, on_error, type=type_)
+        row = row_type(self.type_of(rows))
+        change = UNKNOWN if row is UNKNOWN else hints.union((row, type(None)))
+        kept = self.add(
+            Kind.BROADCAST, f"{id}-rows", (rows,), type=change, state_type=row, key_type=self.key_type(rows)
+        )
+        return self.add(Kind.WITH_BROADCAST, id, (origin, kept), function, on_error, type=type_)
+
+    def keep_key(self, origin: Input, keyed: Input) -> Input:
+        """Add the key of *keyed* to the records of *origin*, each made of one of *keyed*."""
+        node, function = self._nodes[keyed.node], Function(call=key_before, name="the key that they have")
+        return self.add(
+            Kind.KEY_BY, None, (origin,), function, type=self.type_of(origin), key_type=node.key_type,
+            partitioned=node.partitioned, partitioner=node.partitioner,
+        )  # fmt: skip
+
+    def _table(self, other: Any, method: str, remedy: str) -> Input | None:
+        """The origin of another table of this pipeline; else None, with a problem and its *remedy*."""
+        origin = self._keyed(other, f"{method} with", "a table", f", {remedy}")
         if origin is None or self._nodes[origin.node].fn is key_of_message:
             return origin
-        self.problem(
-            "join_table() with a keyed stream, and both sides are tables: read the right one by pipeline.table(id, "
-            "source); or use key_by(...).lookup(id, table), which joins the records of a stream"
-        )
+        self.problem(f"{method} with a keyed stream, {remedy}")
         return None
 
     def add_sink(self, id: str, origin: Input, sink: Any, on_error: Any) -> None:
@@ -405,16 +436,19 @@ class Builder:
                 f"late records are {names[1]}, and {late.name!r} is declared with {names[0]}: give it {names[1]}"
             )
 
-    def _keyed(self, other: Any, where: str) -> Input | None:
-        """The origin of another keyed stream of this pipeline; else None, with a problem."""
+    def _keyed(
+        self, other: Any, where: str, wanted: str = "a keyed stream", remedy: str = ": put .key_by(...) after it"
+    ) -> Input | None:
+        """The origin of another keyed stream of this pipeline; else None, with a problem. *remedy* is for a stream
+        without keys."""
         builder: Any = getattr(other, "_builder", None)
         origin: Input | None = getattr(other, "_origin", None)
         if not isinstance(builder, Builder) or origin is None:
-            self.problem(f"{where} {other!r}, which is not a keyed stream")
+            self.problem(f"{where} {_shown(other)}, which is not {wanted}{_reading(other, wanted)}")
         elif builder is not self:
             self.problem(f"{where} a stream of another pipeline, {builder.pipeline_id!r}: streams do not cross")
         elif self._nodes[origin.node].kind is not Kind.KEY_BY:
-            self.problem(f"{where} a stream without keys: put .key_by(...) after it")
+            self.problem(f"{where} a stream without keys{remedy}")
         else:
             return origin
         return None
@@ -485,3 +519,22 @@ class Builder:
             f"pipeline has its own: {free!r} is free"
         )
         return free
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(getattr(value, "_builder", None), Builder)
+
+
+def _shown(value: Any) -> str:
+    """*value* in a problem: what a source or a function is, for it is long or tells nothing."""
+    if isinstance(value, Source):
+        return f"a {type(value).__name__}"
+    return f"the function {value.__name__}" if isinstance(value, FunctionType) else f"{value!r:.200}"
+
+
+def _reading(value: Any, wanted: str) -> str:
+    """How *value* is read, if it is a source where *wanted* was expected."""
+    if not isinstance(value, Source):
+        return ""
+    keyed = "" if wanted == "a table" else "pipeline.source(id, source).key_by(...), or "
+    return f': read it by {keyed}pipeline.table("rules", KafkaSource.records(...))'

@@ -75,11 +75,12 @@ class KeyForm:
         return (lambda texts: int(texts[0])) if self.is_number else itemgetter(0)
 
     def values(self, key: Any) -> list[Any]:
-        """The texts that *key* was made of; of one column, the key. ValueError if it has another number of columns."""
-        if self._columns == 1:
+        """The texts that *key* was made of; of one column, the key; of a tuple, its parts. ValueError if it has another
+        number of columns."""
+        if self._columns == 1 and not isinstance(key, tuple):
             return [key]
         try:
-            texts = _decode_texts(key)
+            texts = [*key] if isinstance(key, tuple) else _decode_texts(key)
         except (msgspec.DecodeError, TypeError):
             texts = []
         if len(texts) != self._columns:

@@ -11,7 +11,8 @@ time zone. Pure: it knows no library that writes files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Context, Decimal
@@ -72,15 +73,33 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
         return [None if value is None else self._exact(value, self.kind) for value in values]
 
     def _list(self, value: Any, kind: Form) -> list[Any]:
-        if not isinstance(value, list | tuple | set | frozenset):
-            raise TypeError(f"{self.name}: {shown(value)} is {_class(value)}, not a list")
-        return [None if item is None else self._exact(item, kind) for item in value]
+        try:
+            items = items_of(value)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+        if set(map(type, items)) <= {CLASSES[kind]}:
+            return list(items)
+        return [None if item is None else self._exact(item, kind) for item in items]
 
     def _exact(self, value: Any, kind: Form) -> Any:
         try:
             return exactly(value, kind)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.name}: {error}") from None
+
+
+def items_of(value: Any) -> Collection[Any]:
+    """The items of a list, a tuple, a set, an `array.array` or a NumPy array of one dimension; TypeError for any other.
+
+    >>> items_of((1.5, 2.0)), items_of(array("f", [1.5, 2.0]))
+    ((1.5, 2.0), [1.5, 2.0])
+    """
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, array) or (getattr(value, "ndim", None) == 1 and hasattr(value, "tolist")):
+        items: list[Any] = value.tolist()
+        return items
+    raise TypeError(f"{shown(value)} is {_class(value)}, not a list")
 
 
 def kind_name(kind: Form) -> str:
@@ -142,7 +161,10 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
         )
     name = type_name(type_)
     if get_origin(type_) is Record or type_ is Record:
-        raise UnsupportedType(f"{name} is a value with its key: map it to its value, whose fields are columns")
+        raise UnsupportedType(
+            f"{name} is a value with its key: map it to its value, whose fields are columns; or give a table "
+            f"mode='upsert', which also deletes"
+        )
     if hints.admits_none(type_):
         raise UnsupportedType(f"{name} admits None, which is no row: filter it first")
     describe(type_)
@@ -376,9 +398,7 @@ def _items(shape: Shape, around: tuple[Shape, ...], where: str) -> Callable[[lis
 
 def _list(items: Callable[[list[Any]], list[Any]]) -> Conversion:
     def convert(value: Any) -> list[Any]:
-        if not isinstance(value, list | tuple | set | frozenset):
-            raise TypeError(f"{shown(value)} is {type(value).__name__}, not a list")
-        return items(list(value))
+        return items(list(items_of(value)))
 
     return convert
 

@@ -63,6 +63,11 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the letter is the input record as it was, of a topic; other places have a colon."""
         return self.holds == INPUT and ":" not in self.topic
 
+    @property
+    def has_place(self) -> bool:
+        """Whether it says what the letter stems from; not for a record that a service has refused."""
+        return bool(self.topic or self.upstream)
+
     def headers(self) -> Iterator[tuple[str, bytes | None]]:
         """The headers; none for what is empty or None."""
         for name, fact in msgspec.structs.asdict(self).items():

@@ -22,7 +22,7 @@ import msgspec
 from exactlyonce.pipeline.avro import AvroCodec, encoded
 from exactlyonce.pipeline.changes import UNCHANGED, Change, KeyForm, Op
 from exactlyonce.pipeline.codec import Codec, Ignored, require_finite
-from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
+from exactlyonce.pipeline.registry import Ids, PublishedSchema, SchemaCodec, Subjects, registry_of
 from exactlyonce.pipeline.shape import SCALARS, Field, Form, Shape, UnsupportedType, describe, shape_of, type_name
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class DebeziumCodec(SchemaCodec[Change[T]]):
     - *schemas*: whether to write JSON with schemas; Avro has them anyway.
     - *name*: the first part of the names of schemas that it writes, as "shop.public.customers"; by default the type's.
     - *tombstones*: whether to write a null value after a delete, under the same key.
-    - *registry*, *subjects*, *register*: as of `AvroCodec`, for keys and values.
+    - *registry*, *subjects*, *register*, *ids*: as of `AvroCodec`, for keys and values.
 
     Raises `GraphError` for a type that has no such rows.
     """
@@ -110,8 +110,9 @@ class DebeziumCodec(SchemaCodec[Change[T]]):
         registry: str | Mapping[str, Any] | None = None,
         subjects: Subjects = "topic",
         register: bool = False,
+        ids: Ids = "prefix",
     ) -> None:
-        self.registry = registry_of(registry, subjects, register)
+        self.registry = registry_of(registry, subjects, register, ids)
         self.key_columns = (key,) if isinstance(key, str) else tuple(key)
         self.before, self.tombstones = before, tombstones
         self._name = name or re.sub(r"\W", "_", type_name(type_))
@@ -125,8 +126,9 @@ class DebeziumCodec(SchemaCodec[Change[T]]):
         else:
             self.schema = _avro(writer.schema)
             self.key_codec = AvroCodec(
-                dict[str, Any], _avro(writer.key_schema), registry=registry, subjects=subjects, register=register
-            )
+                dict[str, Any], _avro(writer.key_schema), registry=registry, subjects=subjects, register=register,
+                ids=ids,
+            )  # fmt: skip
             encode, decode = _avro_encoder(writer, self.schema), self._avro_decoder(self.schema)
         super().__init__("debezium", Change[type_], encode, decode)  # type: ignore[valid-type]  # at run time
 

@@ -13,7 +13,9 @@
     │   ├── BrokerUnavailable   no broker answers (retriable)
     │   │   └── StorageUnavailable  a checkpoint storage outside of the topic does not answer, or is full (retriable)
     │   ├── StoreError          a store refuses: a password, a table, a column, a right, a value that does not fit
+    │   │   └── RecordsRefused      a store refuses single records, and would take the others
     │   ├── StoreUnavailable    a store does not answer (retriable)
+    │   │   ├── StoreUnready        it answers, and takes nothing: it is busy, or the sink is configured wrong
     │   │   ├── LockHeld            connectors.postgres.connection: another session holds a lock
     │   │   └── LogMissing          connectors.postgres.change_stream: a server lacks changes; its source halts
     │   ├── Unavailable         a service of the user's code does not answer; users raise it too (retriable)
@@ -119,6 +121,14 @@ class StoreError(UserError):
     """A store other than Kafka refuses a request. The message names the missing thing, and the remedy."""
 
 
+class RecordsRefused(StoreError):
+    """A store refuses single records of a sink, and would take the others. *remedy* is a choice, for a sentence."""
+
+    def __init__(self, text: str, records: int = 1, remedy: str = "") -> None:
+        super().__init__(text)
+        self.records, self.remedy = records, remedy
+
+
 ASKED_AGAIN = "Nothing is lost: it is asked again."
 """The end of a `StoreUnavailable` that is waited for; not of one that ends the run."""
 
@@ -132,6 +142,17 @@ class StoreUnavailable(UserError):
     def what(self) -> str:
         """Its text without `ASKED_AGAIN`."""
         return str(self).removesuffix(ASKED_AGAIN).rstrip()
+
+
+class StoreUnready(StoreUnavailable):
+    """A store answers, but takes nothing now. The message has its answer and, if the sink is wrong, what to correct.
+
+    *status* is that of an answer over HTTP; 0: there is none.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Unavailable(UserError):

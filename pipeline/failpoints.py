@@ -32,6 +32,7 @@ NAMES = {
     "coordinator-decided": "the manifest is durable; nothing is committed yet",
     "coordinator-committed": "the transactions are committed; the finalized mark is not written",
     "store-committing": "staged rows are about to be committed to a store",
+    "request-answered": "a service has answered the requests of a window; the ledger does not say so",
     "store-committed": "a store has the staged rows; the finalized mark is not written",
     "coordinator-finalized": "the finalized mark is durable; group offsets and clean-up come next",
     "coordinator-opened": "the decision log is open and older coordinators are fenced",

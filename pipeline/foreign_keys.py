@@ -112,6 +112,8 @@ class TableJoin(Timed):
 class Subscribing(TableJoin):
     """The first step, by left key. It keeps the foreign key of each row that has one."""
 
+    right_key: Any = UNKNOWN
+    """The type of the keys of the right table."""
     of_several_keys = True
 
     def kept_state(self) -> Any:

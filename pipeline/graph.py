@@ -63,6 +63,10 @@ class Kind(str, Enum):
     JOIN_TABLE = "join_table"
     """A step of the join of two tables; see `pipeline.foreign_keys`. The function of the first is (row) -> foreign key
     or None, the others have none"""
+    BROADCAST = "broadcast"
+    """No function: keeps the rows of a table, and sends each change to all subtasks of its reader"""
+    WITH_BROADCAST = "with_broadcast"
+    """(record, rows) -> output; its first input is the records, its second the rows of a `BROADCAST`"""
     KEYED_PROCESS = "keyed_process"
     """A handler with state and timers; see `pipeline.timers.Handler`"""
     CO_PROCESS = "co_process"
@@ -173,8 +177,9 @@ class Node:
 
     @property
     def timing(self) -> tuple[Input, ...]:
-        """The inputs whose watermarks count: not the table of a lookup, which goes by arrival."""
-        return self.inputs if self.lookup is None else self.inputs[:1]
+        """The inputs whose watermarks count: not the table of a lookup or `with_broadcast`, which goes by arrival."""
+        by_arrival = self.lookup is not None or self.kind is Kind.WITH_BROADCAST
+        return self.inputs[:1] if by_arrival else self.inputs
 
     @property
     def kept(self) -> VersionedState:
@@ -282,6 +287,11 @@ class LogicalGraph:
         )
 
     @property
+    def broadcasts(self) -> tuple[Node, ...]:
+        """The nodes whose second input goes to all of their subtasks."""
+        return tuple(node for node in self.nodes if node.kind is Kind.WITH_BROADCAST)
+
+    @property
     def loops(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.FEEDBACK)
 
@@ -370,7 +380,7 @@ class LogicalGraph:
     def explain(self) -> str:
         """The graph as text, a node a line: its id, kind, what it reads, and its types.
 
-        Input through a shuffle has ``<=``, input of a loop ``<~``.
+        Input through a shuffle has ``<=``, input that all subtasks get ``<*``, input of a loop ``<~``.
         """
         width = max((len(node.id) for node in self.nodes), default=0)
         return "\n".join([self.pipeline_id, *(f"  {self._line(node, width)}" for node in self.nodes)])
@@ -404,6 +414,8 @@ class LogicalGraph:
     def _arrow(self, node: Node, port: int) -> str:
         if node.kind is Kind.FEEDBACK:
             return "<~"
+        if node.kind is Kind.WITH_BROADCAST and port:
+            return "<*"
         return "<=" if KeyedEdge(node.inputs[port].node, node.id, port) in self.shuffles else "<-"
 
 

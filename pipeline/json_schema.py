@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 
 from exactlyonce.pipeline.codec import JsonCodec
-from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, Subjects, registry_of
+from exactlyonce.pipeline.registry import Ids, PublishedSchema, SchemaCodec, Subjects, registry_of
 from exactlyonce.pipeline.shape import UnsupportedType, type_name
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ DIALECT = "http://json-schema.org/draft-07/schema#"
 class JsonSchemaCodec(SchemaCodec[T]):
     """JSON, as `JsonCodec`, whose JSON Schema is derived from the type, unless *schema* gives one.
 
-    *registry*, *subjects* and *register* are as of `AvroCodec`. Without a registry values are plain JSON. The
+    *registry*, *subjects*, *register* and *ids* are as of `AvroCodec`. Without a registry values are plain JSON. The
     schema is for other programs: what a value may be here is said by the type.
     """
 
@@ -38,8 +38,9 @@ class JsonSchemaCodec(SchemaCodec[T]):
         registry: str | Mapping[str, Any] | None = None,
         subjects: Subjects = "topic",
         register: bool = False,
+        ids: Ids = "prefix",
     ) -> None:
-        self.registry = registry_of(registry, subjects, register)
+        self.registry = registry_of(registry, subjects, register, ids)
         plain = JsonCodec(type_)
         self.schema = json_schema(type_) if schema is None else schema
         super().__init__("json-schema", type_, plain.encode, plain.decode)

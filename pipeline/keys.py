@@ -134,6 +134,20 @@ _FORM_OF_HEAD = [
 _head = itemgetter(0)
 
 
+def _written(*forms: str) -> int:
+    return sum(1 << _FORMS.index(form) if form in _FORMS else _OTHER for form in forms)
+
+
+_WRITTEN = {
+    **{form: _written(form.value) for form in (Form.NULL, Form.BOOL, Form.INT, Form.STR, Form.BYTES)},
+    **dict.fromkeys((Form.DATE, Form.TIME, Form.TIMEDELTA, Form.UUID, Form.DECIMAL), _written("str")),
+    **dict.fromkeys((Form.DICT, Form.TUPLE, Form.LIST, Form.SET, Form.RECORD), _OTHER),
+    Form.FLOAT: _written("float", "int"),  # an int is a float to a type checker
+    Form.DATETIME: _written("str", "other"),  # the second with a time zone
+}
+"""The bits of the forms of canonical keys, by the form of their type; another one may have any."""
+
+
 def key_schema(type_: Any) -> Any:
     """The schema of keys of *type_*; None if it is unknown or cannot be described."""
     try:
@@ -162,6 +176,19 @@ def described_forms(forms: int) -> Any:
     if len(schemas) == 2 and "null" in schemas:
         return {"union": schemas}
     return schemas[0] if len(schemas) == 1 else None
+
+
+def heads_of(schema: Any) -> list[bool] | None:
+    """Whether a byte may begin a canonical key of *schema*, by byte; None: every byte may.
+
+    >>> heads = heads_of("uuid")
+    >>> heads[canonical_key("text")[0]], heads[canonical_key(b"bytes")[0]]
+    (True, False)
+    """
+    forms = 0
+    for member in () if schema is None else _members(described_shape(schema)):
+        forms |= _WRITTEN.get(member.form, 0) or ~0
+    return [bool(forms & form) for form in _FORM_OF_HEAD] if forms > 0 else None
 
 
 def holds_keys(new: Any, old: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.registry import PublishedSchema, SchemaCodec, SchemaReference, Subjects, registry_of
+from exactlyonce.pipeline.registry import Ids, PublishedSchema, SchemaCodec, SchemaReference, Subjects, registry_of
 from exactlyonce.pipeline.shape import UnsupportedType, type_name
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[
 class ProtobufCodec(SchemaCodec[T]):
     """Protobuf, as ``ProtobufCodec(Order)``, where *Order* is a class that protoc has generated.
 
-    *registry*, *subjects* and *register* are as of `AvroCodec`; the schema is the file of the class, with its
+    *registry*, *subjects*, *register* and *ids* are as of `AvroCodec`; the schema is the file of the class, with its
     imports. Messages cannot be sent to another process: map them to a type of your own before `key_by`.
     """
 
@@ -38,12 +38,13 @@ class ProtobufCodec(SchemaCodec[T]):
         registry: str | Mapping[str, Any] | None = None,
         subjects: Subjects = "topic",
         register: bool = False,
+        ids: Ids = "prefix",
     ) -> None:
         with needing("protobuf", "protobuf", "ProtobufCodec"):
             from google.protobuf.message import DecodeError, EncodeError, Message
         if not (isinstance(type_, type) and issubclass(type_, Message)):
             raise UnsupportedType(f"ProtobufCodec takes a class that protoc has generated, not {type_name(type_)}")
-        self.registry = registry_of(registry, subjects, register)
+        self.registry = registry_of(registry, subjects, register, ids)
         message: Any = type_
         self._descriptor = message.DESCRIPTOR
         serialize, parse = message.SerializeToString, message.FromString

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from exactlyonce.pipeline import hints, shape
+from exactlyonce.pipeline.errors import InvariantViolation
 from exactlyonce.pipeline.shape import Form, shape_of
 
 T = TypeVar("T")
@@ -41,6 +42,11 @@ class Record(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
 key_of_message: Callable[[Any], Any] = attrgetter("key")
 """The key of a `Record`: the key of the rows of a table."""
+
+
+def key_before(record: Any) -> Any:
+    """The key that *record* has already: the function of a KEY_BY that keeps keys, which never calls it."""
+    raise InvariantViolation(f"a key is kept, not made of {record!r}")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 Subjects = Literal["topic", "record", "topic-record"]
 """The subject of a sink's schema: `<topic>-value` or `<topic>-key`, the record's full name, or `<topic>-<name>`."""
+Ids = Literal["prefix", "header"]
+"""The place of a schema's id in a record that is written: before the key or value, or, as a GUID, in a header."""
 Part = Literal["key", "value"]
 
 
@@ -32,6 +34,8 @@ class Registry:
     subjects: Subjects
     register: bool
     """Whether a sink registers its schema."""
+    ids: Ids = "prefix"
+    """Where a sink writes the id of its schema."""
 
     def subject(self, topic: str, part: Part, record_name: str) -> str:
         """The subject of keys or values of *topic*.
@@ -44,24 +48,32 @@ class Registry:
 
 
 def registry_of(
-    given: str | Mapping[str, Any] | None, subjects: Subjects, register: bool, schema_id: int | None = None
+    given: str | Mapping[str, Any] | None,
+    subjects: Subjects,
+    register: bool,
+    ids: Ids,
+    schema_id: int | None = None,
 ) -> Registry | None:
     """The registry that a codec was *given*: a URL, or the settings of Confluent's client. None: none.
 
     The settings are not looked at. Raises `ConfigError` for arguments of the codec that contradict each other.
     """
     if given is None:
-        if subjects != "topic" or register:
-            raise ConfigError("subjects= and register= are about a schema registry: give registry=, or leave them out.")
+        if subjects != "topic" or register or ids != "prefix":
+            raise ConfigError(
+                "subjects=, register= and ids= are about a schema registry: give registry=, or leave them out."
+            )
         return None
     if schema_id is not None:
         raise ConfigError("schema_id= is for topics without a registry at hand: leave it out, or leave out registry=.")
     if subjects not in get_args(Subjects):
         raise ConfigError(f"subjects={subjects!r} must be one of {', '.join(map(repr, get_args(Subjects)))}.")
+    if ids not in get_args(Ids):
+        raise ConfigError(f"ids={ids!r} must be one of {', '.join(map(repr, get_args(Ids)))}.")
     if not isinstance(given, str | Mapping):
         raise ConfigError('registry= must be a URL, or a dict of settings with "url" among them.')
     settings = {"url": given} if isinstance(given, str) else dict(given)
-    return Registry(tuple(sorted(settings.items())), subjects, register)
+    return Registry(tuple(sorted(settings.items())), subjects, register, ids)
 
 
 class PublishedSchema(msgspec.Struct, frozen=True):

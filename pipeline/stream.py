@@ -63,6 +63,7 @@ Partitioner = Literal["murmur2_random", "murmur2", "consistent_random", "consist
 
 F = TypeVar("F")
 C = TypeVar("C", bound=Callable[..., Any])
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _KEY = "key_by(fn)"
@@ -79,6 +80,7 @@ _INSTEAD = {
     "map_values": "map(fn)", "transform": "map(fn)", "select": "map(fn)", "flat_map_values": "flat_map(fn)",
     "where": "filter(fn)", "filter_not": "filter(fn)", "merge": "union(other)", "concat": "union(other)",
     "connect": "key_by(fn).co_process(id, right, Handler)", "branch": "split(fn, outputs=[...])",
+    "broadcast": "with_broadcast(id, table, fn)",
     "side_output": "side(output)", "get_side_output": "side(output)", "windowed_by": _WINDOW, "window_by": _WINDOW,
     "tumbling_window": _WINDOW, "hopping_window": _WINDOW, "session_window": _WINDOW, "window_all": _WINDOW,
     "count": _AGGREGATE, "sum": _AGGREGATE, "min": _AGGREGATE, "max": _AGGREGATE, "left_join": _OUTER,
@@ -190,7 +192,7 @@ class Pipeline:
 
     @_operator
     def table(self, id: str, source: Source[Record[V]] | Source[Change[V]]) -> Table[Any, V]:
-        """The newest value by key of a changelog, for `KeyedStream.as_of`, `KeyedStream.lookup` and `Table.join_table`.
+        """The newest value by key of a changelog, for `as_of`, `lookup`, `with_broadcast` and `join_table`.
 
         >>> from exactlyonce import KafkaSource
         >>> pipeline = Pipeline("customers")
@@ -366,6 +368,40 @@ class Stream(_Stream[T]):
         calls = Calls(_given(output, function.item), batch, in_flight, timeout, retries)
         type_ = enriched_type(self._type, calls.answer)
         return self._then(Kind.ENRICH, id, function, type_, calls=calls, on_error=on_error)
+
+    @overload
+    def with_broadcast(
+        self, id: str, table: Table[R, V], fn: _Partial[Callable[[T, Mapping[R, V]], U]], *,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @overload
+    def with_broadcast(
+        self, id: str, table: Table[R, V], fn: Callable[[T, Mapping[R, V]], U], *,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @overload
+    def with_broadcast(
+        self, id: str, table: Table[R, V], fn: Callable[[], Callable[[T, Mapping[R, V]], U]], *,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> Stream[U]: ...  # fmt: skip
+    @_operator
+    def with_broadcast(
+        self, id: str, table: Table[Any, Any], fn: Any, *, output: Any = None, on_error: DeadLetterTarget | None = None
+    ) -> Stream[Any]:
+        """One output for each record, made with all rows of a small *table*: ``fn(record, rows)``.
+
+        >>> from collections.abc import Mapping
+        >>> from exactlyonce import KafkaSource
+        >>> pipeline = Pipeline("alerts")
+        >>> limits = pipeline.table("limits", KafkaSource.records("limits", key=str, value=int))
+        >>> def check(name: str, limits: Mapping[str, int]) -> str:
+        ...     return f"{name} of {limits.get(name, 0)}"
+        >>> alerts = pipeline.source("names", KafkaSource("names", value=str)).with_broadcast("check", limits, check)
+
+        *rows* is a read-only mapping of the rows as they are now, which each subtask has in memory. A change of a row
+        counts from its arrival on, which depends on the run; before the first one, the mapping is empty.
+        """
+        return Stream(self._builder, self._builder.with_broadcast(id, self._origin, table, fn, output, on_error))
 
     @overload
     def map_batches(
@@ -997,6 +1033,29 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         """
         lookup = Lookup(how, changelog=isinstance(versions, Table))
         return self._join(Kind.LOOKUP, id, versions, lookup, ttl=ttl)
+
+    @overload
+    def with_broadcast(
+        self, id: str, table: Table[R, V], fn: _Partial[Callable[[T, Mapping[R, V]], U]], *,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> KeyedStream[K, U]: ...  # fmt: skip
+    @overload
+    def with_broadcast(
+        self, id: str, table: Table[R, V], fn: Callable[[T, Mapping[R, V]], U], *,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> KeyedStream[K, U]: ...  # fmt: skip
+    @overload
+    def with_broadcast(
+        self, id: str, table: Table[R, V], fn: Callable[[], Callable[[T, Mapping[R, V]], U]], *,
+        output: TypeForm[U] | None = ..., on_error: DeadLetterTarget | None = ...,
+    ) -> KeyedStream[K, U]: ...  # fmt: skip
+    @_operator
+    def with_broadcast(
+        self, id: str, table: Table[Any, Any], fn: Any, *, output: Any = None, on_error: DeadLetterTarget | None = None
+    ) -> KeyedStream[K, Any]:
+        """Likewise as of `Stream.with_broadcast`; the outputs keep the keys of their records."""
+        origin = self._builder.with_broadcast(id, self._origin, table, fn, output, on_error)
+        return KeyedStream(self._builder, self._builder.keep_key(origin, self._origin))
 
     def _join(
         self, kind: Kind, id: str, right: Any, join: Join, late: Output[Any] | None = None,

@@ -28,7 +28,7 @@ _WANTED = {
 """The missing consumer of unused records by the kind of their node, other than a sink."""
 _LETTING_NONE_OUT = (
     Kind.PART, Kind.UNION, Kind.FEEDBACK, Kind.MAP, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.STATEFUL_MAP,
-    Kind.REDUCE, Kind.ENRICH,
+    Kind.REDUCE, Kind.ENRICH, Kind.WITH_BROADCAST,
 )  # fmt: skip
 """The kinds that drop no record."""
 _PASSING_ON = (Kind.PART, Kind.FILTER, Kind.PEEK, Kind.WITH_TIME, Kind.KEY_BY, Kind.UNION, Kind.REDUCE)
@@ -94,7 +94,7 @@ def _ends(graph: LogicalGraph, node: Node) -> Iterator[str]:
             table = node.inputs[0].node
             yield (
                 f"table {table!r} is not used: add .as_of(id, table) or .lookup(id, table) of a keyed stream, a "
-                f".join_table(...), or .changes().sink(...), or remove it"
+                f".join_table(...), a .with_broadcast(id, table, fn) of a stream, or .changes().sink(...), or remove it"
             )
         else:
             yield f"the records of {node.id!r} are not used: add {wanted}, or remove it"
@@ -225,6 +225,7 @@ def _state(node: Node) -> Iterator[str]:
             Kind.IN_ORDER,
             Kind.DEDUPLICATE,
             Kind.JOIN_TABLE,
+            Kind.BROADCAST,
             *JOINS,
         ):  # these have types of inputs, or another mistake
             yield "the type of the state is unknown: annotate it as the function's first parameter, or give state="

@@ -1,5 +1,5 @@
-"""Sinks, one folder or module per store: `kafka/`, `delta/`, `duckdb/`, `files/`, `iceberg/`, `mysql/`, `postgres/`,
-`redis/`, and one that prints.
+"""Sinks, one folder or module per store: `kafka/`, `delta/`, `duckdb/`, `files/`, `http/`, `iceberg/`, `mysql/`,
+`postgres/`, `redis/`, and one that prints.
 
 `writer` and `committer` are the seams to engines; `ledger` has the rules of every store's ledger. Stores share
 `write_ahead/` (rows wait in the checkpoint topic), `sql/` (tables of any database) and `lake/` (tables of files).
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.delta.sink import DeltaSink
     from exactlyonce.sinks.duckdb.sink import DuckDBSink
     from exactlyonce.sinks.files.sink import FileSink
+    from exactlyonce.sinks.http.sink import HttpSink
     from exactlyonce.sinks.iceberg.sink import IcebergSink
     from exactlyonce.sinks.kafka.sink import KafkaSink
     from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
@@ -37,6 +38,7 @@ __all__ = [
     "DuckDBSink",
     "FileSink",
     "ForeignLedger",
+    "HttpSink",
     "IcebergSink",
     "KafkaSink",
     "LedgerBehind",
@@ -63,6 +65,7 @@ _MODULES = {
     "DuckDBSink": "duckdb.sink",
     "FileSink": "files.sink",
     "ForeignLedger": "ledger",
+    "HttpSink": "http.sink",
     "IcebergSink": "iceberg.sink",
     "KafkaSink": "kafka.sink",
     "LedgerBehind": "ledger",

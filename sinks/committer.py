@@ -6,13 +6,17 @@ Invariant: any process may repeat a request at any time, and its effect comes on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.pipeline.dead_letters import DeadLetterLimits
 from exactlyonce.sinks.ledger import SinkLedger
+
+if TYPE_CHECKING:
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 
 class Committer(Protocol):
@@ -119,6 +123,15 @@ class Inspectable(Protocol):
         """None: this store cannot be looked at."""
 
 
+@runtime_checkable
+class Hindered(Protocol):
+    """A committer that repeats failed requests within a call, and can name the last of them meanwhile."""
+
+    @property
+    def failure(self) -> str:
+        """The text of the last failed request of the call under way; empty: there is none. For any thread."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommitterContext:
     """The arguments of a committer, beside the description of its sink."""
@@ -129,6 +142,13 @@ class CommitterContext:
     """The records' type."""
     blocks: Blocks
     """Reads what was staged in the checkpoint topic."""
+    client: ClientConfig | None = None
+    """The cluster of the checkpoints, for a sink that keeps its ledger there; None: there is none."""
+    letters: str = ""
+    """The topic of the sink's dead letters, for records that the store refuses one by one; empty: there is none."""
+    letter_limits: DeadLetterLimits | None = None
+    note: Callable[[str], None] = lambda text: None
+    """Called with a sentence for the operator."""
 
 
 @runtime_checkable

@@ -13,8 +13,9 @@ indexes; a backend reads the blocks that it wants. All others stay in the chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
@@ -131,7 +132,11 @@ class TimedTable(KeyedState, Protocol, Generic[S]):
         """The newest state of each of *keys* in *slot*; see `get`."""
 
     def put(self, slot: int, key: bytes, state: S | None) -> None:
-        """Replace a state; None removes it. Nothing else may change *state* from now on."""
+        """Replace a state; None removes it. A clone of a mutable one is kept."""
+
+    def put_all(self, slot: int, states: Mapping[bytes, S | None]) -> None:
+        """Replace states in *slot*, by key; None removes one. They are kept themselves: nothing may change one, or a
+        part of it, in place from now on."""
 
     def size(self, state: S) -> int:
         """The bytes that *state* takes in a checkpoint. Raises `StateUnstorable`."""
@@ -212,6 +217,11 @@ class CheckpointedState:
         known = touched is None or set(touched) <= set(self.groups)
         require(known, f"of the key groups {self.groups} only those are touched that are among them")
         return backend.table(self._stored(touched))
+
+    def entries(self) -> Iterator[tuple[bytes, Any]]:
+        """Each key of `groups` with its state, without a table. Raises likewise."""
+        stored = self._stored()
+        return chain.from_iterable(read.states.items() for read in stored.read(stored.groups).values())
 
     def timed_table(self, backend: StateBackend, *, meaning: str = "", by_key: bool = False) -> TimedTable[Any]:
         """The timed table of `groups`. Slots end in every one, whether records touch it or not, so all are read.

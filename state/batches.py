@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import ge
 from typing import Any, Generic, TypeVar
 
@@ -49,8 +49,9 @@ class StatesTable(Generic[S]):
         """See `Table.fetch`."""
         return False
 
-    def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
-        """Load the states of *keys*; returns the dict for the changes of the current interval."""
+    def _touch(self, keys: Sequence[bytes], *, replaced: bool = False) -> dict[bytes, S | None]:
+        """Load the states of *keys*; returns the dict for the changes of the current interval. If they will be
+        *replaced*, none changes in place."""
         raise NotImplementedError
 
     def _touched(self, added: int) -> None:
@@ -158,11 +159,26 @@ class TimedStates(StatesTable[S]):
 
     def put(self, slot: int, key: bytes, state: S | None) -> None:
         """See `TimedTable.put`."""
-        place = packed_slot(slot) + key
-        if state is None:
-            self._remove(place, self._touch([place]))
-        else:
-            self._update(lambda _, new: new, [place], [state])
+        self.put_all(
+            slot, {key: state if state is None or not self.state_type.mutable else self.state_type.clone(state)}
+        )
+
+    def put_all(self, slot: int, states: Mapping[bytes, S | None]) -> None:
+        """See `TimedTable.put_all`."""
+        prefix = packed_slot(slot)
+        self._put({prefix + key: state for key, state in states.items() if state is not None})
+        for key, state in states.items():
+            if state is None:
+                self._remove(place := prefix + key, self._touch([place], replaced=True))
+
+    def _put(self, states: dict[bytes, S]) -> None:
+        """Put *states*, by place."""
+        if states:
+            changes, before = self._touch([*states], replaced=True), self._states
+            count = len(before)
+            before.update(states)
+            changes.update(states)
+            self._touched(len(before) - count)
 
     def _remove(self, place: bytes, changes: dict[bytes, S | None]) -> None:
         """Remove the state at *place*, if there is one, and note it in *changes*."""

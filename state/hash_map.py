@@ -65,10 +65,10 @@ class HashMapStates(StatesTable[S]):
         self._interval = self._interval.freeze(checkpoint, whole=whole)
         return Snapshot(self._history, base, self.state_type, self._contents.layout.max_parallelism, whole=whole)
 
-    def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
+    def _touch(self, keys: Sequence[bytes], *, replaced: bool = False) -> dict[bytes, S | None]:
         if self._is_open:
             before = self._interval.before
-            self._keep([key for key in keys if key not in before])
+            self._keep([key for key in keys if key not in before], replaced=replaced)
         return self._interval.changes()
 
     @property
@@ -76,11 +76,11 @@ class HashMapStates(StatesTable[S]):
         """Whether the states at the last barrier are still being read."""
         return bool(self._history.intervals) and self._history.intervals[-1].open
 
-    def _keep(self, keys: Sequence[bytes]) -> None:
+    def _keep(self, keys: Sequence[bytes], *, replaced: bool) -> None:
         """Keep the states that *keys* have, which are those at the last barrier."""
         before, states = self._interval.before, self._states
         before.update(zip(keys, map(states.get, keys), strict=True))
-        if self.state_type.mutable:
+        if self.state_type.mutable and not replaced:
             clone = self.state_type.clone
             states.update((key, clone(state)) for key in set(keys) if (state := before[key]) is not None)
 

@@ -10,6 +10,7 @@ from exactlyonce.checkpoint.records.manifest import transaction_prefix
 from exactlyonce.pipeline.grants import Grants
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.sinks.http.sink import HttpSink, deliveries_topic
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
 TOPIC, GROUP, TRANSACTIONS, CLUSTER = "topic", "group", "transactional-id", "cluster"
@@ -50,11 +51,13 @@ def rights_of(
     start_groups: Collection[str] = (),
     *,
     created: Collection[str] = (),
+    ledgers: Collection[str] = (),
 ) -> Iterator[Right]:
-    """The rights of *pipeline*, which makes its *outputs* that are in *created* and missing."""
+    """The rights of *pipeline*, which makes its *outputs* that are in *created* and missing, and its *ledgers*."""
     yield from (Right(TOPIC, topic, ("Read",)) for topic in inputs)
     yield from (Right(TOPIC, topic, ("Read", "Write"), topic in created) for topic in outputs)
     yield Right(TOPIC, checkpoint_topic(pipeline), ("Read", "Write", "DescribeConfigs"), creates=True, erased=True)
+    yield from (Right(TOPIC, topic, ("Read", "Write", "DescribeConfigs"), creates=True) for topic in ledgers)
     yield Right(TRANSACTIONS, transaction_prefix(pipeline), ("Write",))
     yield Right(GROUP, pipeline, ("Read",), erased=True)
     yield from (Right(GROUP, group, ("Describe",)) for group in start_groups)
@@ -77,6 +80,7 @@ def rights_of_graph(graph: LogicalGraph) -> Iterator[Right]:
     """The rights of a first run of *graph* in the cluster of its checkpoints."""
     sources = [node.source for node in graph.sources if node.source and node.source.place == node.source.topic]
     sinks = [node.sink for node in graph.sinks if node.sink is not None and node.sink.topic]
+    ledgers = [deliveries_topic(graph.pipeline_id, node.id) for node in graph.sinks if isinstance(node.sink, HttpSink)]
     made = {sink.topic for sink in sinks if isinstance(sink, KafkaSink) and sink.create_partitions is not None}
     return rights_of(
         graph.pipeline_id,
@@ -84,4 +88,5 @@ def rights_of_graph(graph: LogicalGraph) -> Iterator[Right]:
         sorted({cast("str", sink.topic) for sink in sinks}),
         sorted({source.start_group for source in sources if source.start_group}),
         created={topic for topic in made if topic},
+        ledgers=ledgers,
     )

@@ -60,7 +60,7 @@ def find_staged(config: ClientConfig, resources: PipelineResources, graph: Logic
         return output
     with closing(Storages(config, find_topic(config, resources.pipeline))) as storages:
         if graph is not None:
-            with closing(PipelineStores(graph, storages.of(history.storage))) as stores:
+            with closing(PipelineStores(graph, storages.of(history.storage), config)) as stores:
                 output.look_at(stores)
         for sink in resources.stores():
             if sink not in output.views:

@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.records.manifest import (
     StoreCommittable,
 )
 from exactlyonce.checkpoint.requests import Procedure, Request
-from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import Halt, RecordsRefused, StoreError, StoreUnavailable, StoreUnready
 from exactlyonce.pipeline.retries import OF_STORE
 
 NOTED_INTERVAL_MS = 30_000
@@ -55,6 +55,8 @@ class UnderWay(NamedTuple):
     again, continues it."""
 
     duration_ms: int
+    failure: str = ""
+    """The text of the attempt's last failed request, which is asked again; empty: none has failed, or it is unknown."""
 
 
 class ForeignLedger(Exception):
@@ -207,11 +209,7 @@ class StagedCommits(CommitProtocol):
                 now_ms = self.clock.monotonic_ms()
                 failing_since_ms = now_ms if failing_since_ms is None else failing_since_ms
                 if now_ms >= failing_since_ms + self.timeout_ms:
-                    raise StoreUnavailable(
-                        f"The store of sink {sink!r} has not answered for {self.timeout_ms / 1000:.0f} s "
-                        f"(store_timeout, --store-timeout; on Spark storeTimeout): {error.what} Nothing is lost: run "
-                        f"it again once the store is there."
-                    ) from error
+                    raise StoreUnavailable(_given_up(sink, self.timeout_ms, error)) from error
                 self._note(f"waiting for the store of sink {sink!r}: {error}")
                 yield ask.Pause(next(pauses))
             else:
@@ -219,9 +217,10 @@ class StagedCommits(CommitProtocol):
                     return answer
                 if answer.duration_ms >= NOTED_INTERVAL_MS:
                     waited_s = answer.duration_ms / 1000
-                    self._note(
-                        f"waiting for the store of sink {sink!r}: no answer yet to what began {waited_s:.0f} s ago"
-                    )
+                    why = f"no answer yet to what began {waited_s:.0f} s ago"
+                    if answer.failure:
+                        why = f"what began {waited_s:.0f} s ago is not done yet. The last failure: {answer.failure}"
+                    self._note(f"waiting for the store of sink {sink!r}: {why}")
             yield from self.meanwhile()
 
     def _ledger(self, sink: str) -> str:
@@ -296,11 +295,31 @@ def _foreign(ledger: str, origin: str, other: str) -> str:
     )
 
 
+def _given_up(sink: str, timeout_ms: int, error: StoreUnavailable) -> str:
+    """The text of the error that ends a run after *timeout_ms* of failures, the last of which is *error*."""
+    waited = f"for {timeout_ms / 1000:.0f} s (store_timeout, --store-timeout; on Spark storeTimeout)"
+    if isinstance(error, StoreUnready):
+        return (
+            f"The store of sink {sink!r} has answers, but has not taken all records {waited}. Nothing is lost, and the "
+            f"next run goes on there. {error.what}"
+        )
+    return (
+        f"The store of sink {sink!r} has not answered {waited}: {error.what} Nothing is lost: run it again once the "
+        f"store is there."
+    )
+
+
 def _lost(manifest: Manifest, batch: Batch, error: Exception) -> str:
     """The text of a halt where the store refuses *batch*, or it is damaged; see `--accept-loss`."""
     checkpoint, records, sink = manifest.checkpoint, _records(batch), batch[0].sink
     problem = f"the store of sink {sink!r} refuses its {records} records of {_subtasks(batch)}"
     remedy = "change the store so that it takes them"
+    if isinstance(error, RecordsRefused):
+        problem = (
+            f"the store of sink {sink!r} refuses {error.records:,} or more of its {records:,} records of "
+            f"{_subtasks(batch)}"
+        )
+        remedy = error.remedy
     if isinstance(error, DamagedRecord):
         problem = (
             f"the {records} records that wait for the store of sink {sink!r}, of {_subtasks(batch)}, are damaged in "

@@ -41,9 +41,10 @@ transaction that sends them notes them as replayed, in topic TOPIC.states. So a 
 back once, whatever is killed, and however often the command runs; a record with several
 letters once, too. The record keeps its partition and gets the time of the replay. A pipeline
 processes it whole: where other branches had taken it before, they take it twice. Letters from
-behind an operator with state or a loop have no input record, and those of files have no topic:
-they are left out. Where a pipeline has event time, the command says how many records will be
-late, and asks; without a terminal, --yes agrees beforehand.
+behind an operator with state or a loop have no input record, those of files have no topic, and
+records that a service has refused have no place in the input: they are left out. Where a
+pipeline has event time, the command says how many records will be late, and asks; without a
+terminal, --yes agrees beforehand.
 
 examples:
   exactlyonce dead-letters replay orders-dead
@@ -169,7 +170,7 @@ def _table(topic: str, letters: Iterable[Letter], limit: int = _LIMIT) -> Iterat
         by_reason[reason.operator, reason.error] += 1
         by_state[letter.state] += 1
         if len(rows) < limit:
-            of_topic = f"{reason.topic}[{reason.partition}] {reason.offset}"
+            of_topic = f"{reason.topic}[{reason.partition}] {reason.offset}" if reason.topic else "in the letter"
             source = f"{reason.upstream} {reason.time}" if reason.upstream else of_topic
             shown = f"{reason.error}: {_short(reason.message)}"
             rows.append([letter.place, letter.state, reason.operator, source, shown])
@@ -274,7 +275,16 @@ def replay(args: argparse.Namespace) -> int:
         print(f"{counted(count, 'record')} sent back to {topic}.")
     if more := len(chosen) - sent.total():
         print(f"{counted(more, 'dead letter')} of records that were sent back before, with another letter.")
-    left = sum(letter.state == OPEN and not letter.reason.can_return for letter in _selected(args, known))
+    kept = [letter.reason for letter in _selected(args, known) if letter.state == OPEN and not letter.reason.can_return]
+    refused = sum(not reason.has_place for reason in kept)
+    left = len(kept) - refused
+    if refused and not edited:
+        print(
+            f"{counted(refused, 'dead letter')} left out: a service has refused {'it' if refused == 1 else 'them'} "
+            f"after the checkpoint, when a record has no place in the input any more. Send each again by hand: "
+            f"`dead-letters show {args.topic} PARTITION:OFFSET` has the record, the answer and the Idempotency-Key. "
+            f"Then discard the letter."
+        )
     if left and not edited:
         print(
             f"{counted(left, 'dead letter')} left out: behind an operator with state or a loop they have no input "
@@ -289,7 +299,9 @@ def _returning(args: argparse.Namespace, known: Sequence[Letter], edited: Mappin
     candidates = [letter for letter in _open(args, known, edited) if letter.place in edited or not edited]
     for letter in candidates:
         if not letter.reason.can_return and letter.place in {*edited, *map(_place, args.places)}:
-            raise ConfigError(f"The letter at {args.topic} {letter.place} has no input record of a topic.")
+            text = f"The letter at {args.topic} {letter.place} has no input record of a topic."
+            by_hand = " A service has refused its record: send that again by hand, and discard the letter."
+            raise ConfigError(text if letter.reason.has_place else text + by_hand)
     return [
         letter._replace(edited=_with(letter, edited.get(letter.place)))
         for letter in candidates

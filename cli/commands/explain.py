@@ -9,7 +9,8 @@ from exactlyonce.cli.arguments import Parser, add_pipeline, loaded, set_command
 
 _EXAMPLES = """\
 Check a pipeline and show its graph: the id, kind and inputs of each node (`<=` after a
-shuffle), its topic or table, and its types. Opens no connection.
+shuffle, `<*` where all subtasks get each record), its topic or table, and its types. Opens
+no connection.
 
 examples:
   exactlyonce explain orders:pipeline

@@ -18,6 +18,7 @@ STARTERS = {
     "windows": ("feed.py", "show.py"),
     "postgres": ("../totals/feed.py",),
     "changes": (),
+    "model": ("train.py", "feed.py", "show.py"),
 }
 """The first one is written unless another one is named; each has `FILES` and these."""
 FILES = ("pipeline.py", "test_pipeline.py", "README.md")

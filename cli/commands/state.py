@@ -172,7 +172,10 @@ def serve(args: argparse.Namespace) -> int:
     token, pipeline = token_for(args.listen, args.token, "--token"), pipeline_name(args)
     with StateReader.of(client(args), pipeline, byte_count(args.memory, "--memory")) as reader:
         reader.look()  # what is wrong is said before anybody asks
-        with StateService(reader, token).following() as paths, serving(*listening_at(args.listen), paths, often=True):
+        with (
+            StateService(reader, token).following() as paths,
+            serving(*listening_at(args.listen), paths, keep_alive=True),
+        ):
             print(f"http://{args.listen}/state/OPERATOR/KEY answers for {pipeline}. Ctrl-C ends it.", flush=True)
             threading.Event().wait()
     return 0

@@ -5,6 +5,13 @@
 """
 
 from exactlyonce.connectors.registry.client import problems
-from exactlyonce.connectors.registry.codec import all_bytes_of, bytes_of, check_reading, check_writing, opened
+from exactlyonce.connectors.registry.codec import (
+    OpenedCodec,
+    all_bytes_of,
+    bytes_of,
+    check_reading,
+    check_writing,
+    opened,
+)
 
-__all__ = ["all_bytes_of", "bytes_of", "check_reading", "check_writing", "opened", "problems"]
+__all__ = ["OpenedCodec", "all_bytes_of", "bytes_of", "check_reading", "check_writing", "opened", "problems"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from exactlyonce.pipeline.codec import Codec
@@ -85,8 +85,17 @@ _REMEDIES = {
 }
 """By HTTP status; None: there was no answer."""
 
+
+class SchemaId(NamedTuple):
+    """The ids of one schema in a registry."""
+
+    number: int
+    guid: UUID | None
+    """None: the registry gives its schemas none."""
+
+
 _schemas: dict[tuple[Registry, int | UUID], PublishedSchema] = {}
-_ids: dict[tuple[Registry, str, PublishedSchema], int] = {}
+_ids: dict[tuple[Registry, str, PublishedSchema], SchemaId] = {}
 """What this process knows; ids are never taken back."""
 
 
@@ -124,8 +133,8 @@ class RegistryClient:
             _schemas[self._registry, id] = known
         return known
 
-    def id_of(self, subject: str, schema: PublishedSchema) -> int:
-        """The id of *schema* under *subject*; where the codec says so, it is registered first.
+    def id_of(self, subject: str, schema: PublishedSchema) -> SchemaId:
+        """The ids of *schema* under *subject*; where the codec says so, it is registered first.
 
         Raises `UnknownSchema`, `SchemaRefused`, `Unavailable`.
         """
@@ -133,11 +142,9 @@ class RegistryClient:
         if known is None:
             with self._asking():
                 sent = self._sent(schema)
-                if self._registry.register:
-                    id = self._client.register_schema(subject, sent, normalize_schemas=True)
-                else:
-                    id = self._looked_up(subject, sent).schema_id or 0
-            known = _ids[self._registry, subject, schema] = id
+                ids = self._registered(subject, sent) if self._registry.register else self._looked_up(subject, sent)
+            guid = UUID(ids.guid) if ids.guid else None
+            known = _ids[self._registry, subject, schema] = SchemaId(ids.schema_id or 0, guid)
         return known
 
     def is_compatible(self, subject: str, schema: PublishedSchema) -> bool:
@@ -185,10 +192,13 @@ class RegistryClient:
         for part in schema.references:
             sent = self._sent(part.schema)
             if self._registry.register:
-                self._client.register_schema(part.name, sent, normalize_schemas=True)
+                self._registered(part.name, sent)
             version = self._looked_up(part.name, sent).version
             references.append(SchemaReference(part.name, part.name, version))
         return Schema(schema.text, schema.kind, references)
+
+    def _registered(self, subject: str, sent: Schema) -> RegisteredSchema:
+        return self._client.register_schema_full_response(subject, sent, normalize_schemas=True)
 
     def _looked_up(self, subject: str, sent: Schema) -> RegisteredSchema:
         return self._client.lookup_schema(subject, sent, normalize_schemas=True)

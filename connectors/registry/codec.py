@@ -1,15 +1,16 @@
 """A codec with a schema registry, opened. Confluent's wire formats: a zero byte and the id of the schema in four bytes
-before the value; or, read only, a byte 1 and its GUID in a header or before the value.
+before the value; or a byte 1 and its GUID in a header, or, read only, before the value.
 
 Invariants: the registry is asked once for an id, never for a record; nothing is asked before the first record. An id
 that the registry does not know counts as an outage at first, since a follower may lag behind its leader. A value whose
-id is in a header is never read as if it began with an id.
+id is in a header is never read as if it began with an id; so a record is never written with the header of another.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -28,8 +29,35 @@ ID_BYTES = 5
 """The magic byte, and an id in big-endian."""
 MAGIC_OF_GUID = b"\1"
 GUID_BYTES = 17
+ID_HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
+"""By part: the header with the id of its schema."""
 LOOKS = 3
 """The looks for an unknown id before its record is a bad one; between them the runtime pauses, as in an outage."""
+
+
+Headers = Sequence[list[tuple[str, bytes | None]]]
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedCodec(Codec[T]):
+    """A codec with a registry, for the keys or values of a topic."""
+
+    header_name: str
+    header: Callable[[], bytes] | None
+    """Gives the id for a header; None: encoded values begin with it."""
+
+    def headers(self, headers: Headers | None, parts: Sequence[bytes | None]) -> Headers | None:
+        """The *headers* of encoded *parts* with the id of their schema, and no other id; a null has none."""
+        name = self.header_name
+        if headers is not None:
+            headers = [[pair for pair in pairs if pair[0] != name] for pairs in headers]
+        if self.header is None or not any(part is not None for part in parts):
+            return headers
+        id = [(name, self.header())]
+        return [
+            list(pairs) if part is None else [*pairs, *id]
+            for pairs, part in zip(headers or [[]] * len(parts), parts, strict=True)
+        ]
 
 
 def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
@@ -39,7 +67,7 @@ def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
     ids = _Ids(codec, codec.registry, topic, part)
     readers: dict[bytes, Callable[[bytes], T]] = {}
     encode_value = codec.encode
-    header = b""
+    id = b""
 
     def decode(data: bytes) -> T:
         length = GUID_BYTES if data[:1] == MAGIC_OF_GUID else ID_BYTES
@@ -49,13 +77,17 @@ def opened(codec: Codec[T], topic: str, part: Part) -> Codec[T]:
             read = readers[prefix] = ids.reader(prefix)
         return read(data[length:])
 
-    def encode(value: T) -> bytes:
-        nonlocal header
-        if not header:
-            header = ids.header()
-        return header + encode_value(value)
+    def written() -> bytes:
+        nonlocal id
+        if not id:
+            id = ids.written()
+        return id
 
-    return Codec(codec.name, codec.type, encode, decode)
+    if codec.registry.ids == "header":
+        return OpenedCodec(codec.name, codec.type, encode_value, decode, ID_HEADERS[part], written)
+    return OpenedCodec(
+        codec.name, codec.type, lambda value: written() + encode_value(value), decode, ID_HEADERS[part], None
+    )
 
 
 def bytes_of(codec: Codec[Any], part: Part) -> Callable[[Message], bytes | None]:
@@ -65,7 +97,7 @@ def bytes_of(codec: Codec[Any], part: Part) -> Callable[[Message], bytes | None]
     plain: Callable[[Message], Any] = Message.value if part == "value" else Message.key
     if not isinstance(codec, SchemaCodec) or codec.registry is None:
         return plain
-    header = f"__{part}_schema_id"
+    header = ID_HEADERS[part]
 
     def with_id(message: Message) -> bytes | None:
         data: bytes | None = plain(message)
@@ -103,7 +135,7 @@ def check_writing(codec: Codec[Any], topic: str, part: Part) -> None:
     if isinstance(codec, SchemaCodec) and codec.registry is not None:
         client = RegistryClient(codec.registry)
         try:
-            _id_of(codec, codec.registry, client, topic, part)
+            _written_id(codec, codec.registry, client, topic, part)
         finally:
             client.close()
 
@@ -116,10 +148,9 @@ class _Ids:
         self._client = RegistryClient(registry)
         self._unknown: Counter[bytes] = Counter()
 
-    def header(self) -> bytes:
-        """The bytes before an encoded value. Raises `ConfigError`, `Unavailable`."""
-        id = _id_of(self._codec, self._registry, self._client, self._topic, self._part)
-        return MAGIC + id.to_bytes(4, "big") + self._codec.message_indexes
+    def written(self) -> bytes:
+        """The bytes before an encoded value, or in its header. Raises `ConfigError`, `Unavailable`."""
+        return _written_id(self._codec, self._registry, self._client, self._topic, self._part)
 
     def reader(self, prefix: bytes) -> Callable[[bytes], Any]:
         """The decoder of the bytes after *prefix*. Raises ValueError, `Unavailable`."""
@@ -145,12 +176,13 @@ class _Ids:
         return self._codec.decoder_of(writer)
 
 
-def _id_of(codec: SchemaCodec[Any], registry: Registry, client: RegistryClient, topic: str, part: Part) -> int:
-    """The id of the schema that *codec* writes. Raises `ConfigError`, which has the remedy, and `Unavailable`."""
+def _written_id(codec: SchemaCodec[Any], registry: Registry, client: RegistryClient, topic: str, part: Part) -> bytes:
+    """The id of the schema that *codec* writes, as bytes. Raises `ConfigError`, which has the remedy, and
+    `Unavailable`."""
     subject, schema = registry.subject(topic, part, codec.record_name), codec.published
     at = f"subject {subject!r} of the registry at {client.url}"
     try:
-        return client.id_of(subject, schema)
+        number, guid = client.id_of(subject, schema)
     except SchemaRefused as error:
         raise ConfigError(
             f"{at} does not take the schema of the {part}s of topic {topic!r}: {error}. Change the type so that it is "
@@ -162,6 +194,15 @@ def _id_of(codec: SchemaCodec[Any], registry: Registry, client: RegistryClient, 
             f"{at} lacks the schema of the {part}s of topic {topic!r}: {why}. Register it, or let the sink do so: "
             f"register=True. Nothing has been written. It is: {schema.text:.1000}"
         ) from None
+    if registry.ids == "prefix":
+        return MAGIC + number.to_bytes(4, "big") + codec.message_indexes
+    if guid is None:
+        raise ConfigError(
+            f"ids='header' writes the GUID of a schema, and the registry at {client.url} gives its schemas none: "
+            f"Confluent's does, since 8.0. Leave out ids=: the id then comes before the {part}s of topic {topic!r}. "
+            f"Nothing has been written."
+        )
+    return MAGIC_OF_GUID + guid.bytes + codec.message_indexes
 
 
 def _compatibility(client: RegistryClient, subject: str, schema: PublishedSchema) -> str:

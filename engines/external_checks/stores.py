@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -18,7 +18,9 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.commits.stores import StagingSink, UnderWay
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline import shape
+from exactlyonce.pipeline.dead_letters import DeadLetterTarget
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -28,6 +30,7 @@ from exactlyonce.sinks.committer import (
     Committer,
     CommitterContext,
     Committing,
+    Hindered,
     Inspectable,
     StoreView,
 )
@@ -52,10 +55,19 @@ def _digest(sink: Sink[Any], type_: Any) -> str:
 class Stores:
     """The stores of *sinks*, each an id, a description and the type of its records. For one thread.
 
-    *blocks* reads staged output. Making one asks nothing.
+    *blocks* reads staged output; see `CommitterContext` for *client*; *letters* has the targets of the sinks' dead
+    letters. Making one asks nothing.
     """
 
-    def __init__(self, pipeline: str, sinks: Iterable[tuple[str, Sink[Any], Any]], blocks: Blocks) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        sinks: Iterable[tuple[str, Sink[Any], Any]],
+        blocks: Blocks,
+        client: ClientConfig | None = None,
+        letters: Mapping[str, DeadLetterTarget] | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._committers: dict[str, Committer] = {}
         self._writing: dict[str, Committer] = {}
         """The committers of sinks whose writers write to the store themselves: these are only checked."""
@@ -65,7 +77,12 @@ class Stores:
         """The sinks whose store was away at the check."""
         for name, sink, type_ in sinks:
             if isinstance(sink, Committing):
-                context = CommitterContext(pipeline=pipeline, sink=name, type=type_, blocks=blocks)
+                target = (letters or {}).get(name)
+                context = CommitterContext(
+                    pipeline=pipeline, sink=name, type=type_, blocks=blocks, client=client,
+                    letters=(target.sink().topic if target else None) or "",
+                    letter_limits=target.limits if target else None, note=note,
+                )  # fmt: skip
                 committer = sink.open_committer(context)
                 if sink.stages:
                     self._committers[name] = committer
@@ -106,6 +123,13 @@ class Stores:
                     self._require_its_own(committable)
                 return self._committers[committables[0].sink].commit(committables, incarnation, origin)
         return NotImplemented
+
+    def failure(self, request: ask.Request) -> str:
+        """See `Hindered`; empty if the committer does not say it. For any thread."""
+        committer = (
+            self._committers.get(request.committables[0].sink) if isinstance(request, ask.CommitStaged) else None
+        )
+        return committer.failure if isinstance(committer, Hindered) else ""
 
     # --- beside a run
 
@@ -158,9 +182,16 @@ class Stores:
 
 
 class PipelineStores(Stores):
-    def __init__(self, graph: LogicalGraph, blocks: Blocks) -> None:
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        blocks: Blocks,
+        client: ClientConfig | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         sinks = ((node.id, node.sink, graph.type_of(node.inputs[0])) for node in graph.sinks if node.sink is not None)
-        super().__init__(graph.pipeline_id, sinks, blocks)
+        letters = {node.id: node.dead_letters for node in graph.sinks if node.dead_letters is not None}
+        super().__init__(graph.pipeline_id, sinks, blocks, client, letters, note)
 
 
 class BackgroundStores:
@@ -179,7 +210,7 @@ class BackgroundStores:
             self._under_way = request, self._thread.submit(self._stores, request), time.monotonic()
         _, future, began_s = self._under_way
         if wait([future], LOOK_INTERVAL_S).not_done:
-            return UnderWay(round((time.monotonic() - began_s) * 1000))
+            return UnderWay(round((time.monotonic() - began_s) * 1000), self._stores.failure(request))
         self._under_way = None
         return future.result()
 

@@ -307,6 +307,7 @@ class _Builder:
                     codec,
                     push,
                     siblings=parallelism,
+                    overtaken=not edge.to_all,
                     port=ports[sender] if ports else None,
                     cautious=self.cautious,
                     bounds=self.bounds,
@@ -326,7 +327,8 @@ class _Builder:
             for channel in channels:
                 channel.send_signal(watermark)
 
-        return ops.Shuffle(edge.name, send, self.plan.parallelism, self.plan.graph.max_parallelism, tell=tell)
+        shuffle = ops.ToAll if edge.to_all else ops.Shuffle
+        return shuffle(edge.name, send, self.plan.parallelism, self.plan.graph.max_parallelism, tell=tell)
 
     def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
         name = f"{edge.name}:{self.start.subtask}"

@@ -397,6 +397,8 @@ class ChannelInput(FramedInput):
     push: Push
     siblings: int = 1
     """The number of channels of the same shuffle, with this one."""
+    overtaken: bool = True
+    """Whether barriers may overtake its records; see `ShuffleEdge.to_all`."""
     port: Port | None = None
     """Takes the watermarks; None: none come."""
     closed: bool = False

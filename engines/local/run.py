@@ -241,7 +241,7 @@ def _monitored(physical: Plan, options: RunOptions, reporter: Reporter) -> Itera
         for address, paths in served.items():
             from exactlyonce.engines.local.monitoring.server import serving
 
-            stack.enter_context(serving(*listening_at(address), paths, often=address == options.serve))
+            stack.enter_context(serving(*listening_at(address), paths, keep_alive=address == options.serve))
             shown = ", ".join(sorted(path for path in paths if not path.endswith(".json")))
             reporter.event(events.event("listening", physical.graph.pipeline_id, text=f"http://{address} has {shown}"))
         yield reporters

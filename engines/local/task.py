@@ -13,7 +13,8 @@ channels into the subtask are closed then, and those into their writers. So only
 barriers, and they need no room in a closed channel.
 
 A barrier that overtakes takes its snapshot when it is due, wherever the barriers in the channels are, and without room
-for outputs. Earlier records that are not taken yet are captured, and count for the next interval. See
+for outputs. It waits for the barriers of channels whose records go to all subtasks (docs/design/broadcast.md). Earlier
+records that are not taken yet are captured, and count for the next interval. See
 docs/design/unaligned-checkpoints.md and docs/design/backpressure.md.
 """
 
@@ -138,6 +139,8 @@ class Subtask:
         self._loops = [source for source in self.inputs if isinstance(source, FeedbackInput)]
         self._turn: deque[PacedInput] = deque(source for source in self.inputs if not isinstance(source, FeedbackInput))
         """The inputs of new records, which take turns."""
+        self._to_all = [source for source in self._turn if isinstance(source, ChannelInput) and not source.overtaken]
+        """The inputs of records that every subtask gets: its state at a barrier is theirs before it."""
         self.alignment = Alignment(
             (source.name for source in self._turn),
             feedback=(source.name for source in self._loops),
@@ -211,6 +214,8 @@ class Subtask:
 
     def _take(self, room: int, *, crowded: bool, closed: bool, hurried: bool) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
+        if self._due and any(self._take_next(source, BATCH_RECORDS_MAX, hurried) for source in self._to_all):
+            return True  # a barrier that overtakes waits for them, and they need no room: they have no outputs
         room_of_new = self._room_before_barrier if closed and self._due else room
         if self.restored is not None and not self.restored.goes_round:
             return bool(room_of_new) and not self.full and self._take_restored(self.restored, room_of_new, hurried)
@@ -220,25 +225,28 @@ class Subtask:
                 if room:
                     return self._take_restored(source, room, hurried)
                 continue
-            if self.alignment.is_held(source.name):
-                continue
-            goes_round = isinstance(source, FeedbackInput)
-            asked = room if goes_round else room_of_new
-            while isinstance(item := source.next(asked, hurried=hurried), Watermark):
-                self.alignment.take(source.name)
-                self.operators.advance(source.name, source.port, item)
-                if self.operators.firings:
-                    return True
-            if item is None:
-                continue
-            self._came_round = goes_round
-            if isinstance(item, Batch):
-                self.alignment.take(source.name)
-                self._process(source, item)
-            else:
-                self._barrier(source, item)
-            return True
+            if self._take_next(source, room if isinstance(source, FeedbackInput) else room_of_new, hurried):
+                return True
         return False
+
+    def _take_next(self, source: SourceInput | ChannelInput, room: int, hurried: bool) -> bool:
+        """Take the next batch or barrier of *source*, unless it is held back; True if there was any."""
+        if self.alignment.is_held(source.name):
+            return False
+        while isinstance(item := source.next(room, hurried=hurried), Watermark):
+            self.alignment.take(source.name)
+            self.operators.advance(source.name, source.port, item)
+            if self.operators.firings:
+                return True
+        if item is None:
+            return False
+        self._came_round = isinstance(source, FeedbackInput)
+        if isinstance(item, Batch):
+            self.alignment.take(source.name)
+            self._process(source, item)
+        else:
+            self._barrier(source, item)
+        return True
 
     def _fire(self, *, hurried: bool) -> bool:
         """Give a slice of what is due, or all if that takes no longer; True if anything was given."""
@@ -348,10 +356,16 @@ class Subtask:
             and self._due
             and (at_s := self._due[0].overtakes_s) is not None
             and self.monotonic_s() >= at_s
+            and not self._waits_for_all(self._due[0].frame.checkpoint)
         ):
             self._overtake(self._due[0].frame)
             moved = True
         return moved
+
+    def _waits_for_all(self, checkpoint: int) -> bool:
+        """Whether records before barrier *checkpoint* that every subtask gets may still come."""
+        owing = self.alignment.owing(checkpoint) if self._to_all else ()
+        return any(source.name in owing for source in self._to_all)
 
     def _overtake(self, frame: Barrier) -> None:
         checkpoint = frame.checkpoint

@@ -21,6 +21,7 @@ from exactlyonce.connectors.source import Readable
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, TaskSpec
 from exactlyonce.engines.processes import not_collecting
 from exactlyonce.engines.runtime import (
+    broadcast_operators,
     expiry,
     foreign_key_operators,
     in_flight,
@@ -44,7 +45,7 @@ from exactlyonce.engines.runtime.enriching import Enricher, Service
 from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes, place_of
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.order_log import AnswerCodec, Answers, OrderRuns
-from exactlyonce.engines.runtime.timed_operators import TimedOperator, TimedParts
+from exactlyonce.engines.runtime.timed_operators import KeyReader, TimedOperator, TimedParts
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Port, Unheard, Watermark
 from exactlyonce.pipeline.dead_letters import DEAD_LETTERS, DeadLetter
 from exactlyonce.pipeline.errors import (
@@ -61,6 +62,7 @@ from exactlyonce.pipeline.functions import Context
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.lossy import in_utc
+from exactlyonce.pipeline.records import key_before
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.sinks.writer import Opened, SinkEncoder, SinkWriter, Writable, WriterClients, WriterContext, opens_none
@@ -454,10 +456,16 @@ class Assembler:
             operator = self._timed(node, node.timed, function, operators)
         elif node.lookup is not None:
             operator = join_operators.LookupJoiner.made(node, node.lookup, self._table(node, io, operators))
+        elif node.kind is Kind.BROADCAST:
+            operator = broadcast_operators.Broadcaster(node.id, self._table(node, io, operators))
+        elif node.kind is Kind.WITH_BROADCAST:
+            operator = self._with_broadcast(node, cast("Any", function))
         elif node.stateful:
             operator = self._stateful(node, cast("Any", function), io, operators)
         elif node.kind is Kind.KEY_BY and node.fn in CANONICAL_KEYS:
             operator = ops.KeyByCanonical(node.id, cast("Any", node.fn))
+        elif node.kind is Kind.KEY_BY and node.fn is key_before:
+            operator = ops.KeyBefore(node.id, None if node.type is UNKNOWN else in_utc(node.type))
         elif node.kind is Kind.KEY_BY:
             apart = node.partitioned or node.type is UNKNOWN
             places = key_places(self.plan.graph, node, self.manifest, self.plan.parallelism, self.subtask)
@@ -491,6 +499,18 @@ class Assembler:
         if node.dead_letters is not None:
             state_type = StateType[Any](node.id, node.kept)
             operator.clone = state_type.clone if state_type.mutable else None
+        return operator
+
+    def _with_broadcast(self, node: Node, function: Any) -> broadcast_operators.WithBroadcast:
+        """With all rows of the checkpoint, whichever subtask keeps them."""
+        keeper = self.plan.graph.node(node.inputs[1].node)
+        operator = broadcast_operators.WithBroadcast(
+            node.id, function, KeyReader(node.id, keeper.key_type), self.notes, self.subtask == 0
+        )
+        self.activity.phase(f"restoring the rows of operator {node.id!r}")
+        groups = range(self.plan.graph.max_parallelism)
+        with not_collecting(), whole_or_halt(self.manifest):
+            operator.restore(self._stored(keeper, groups).entries())
         return operator
 
     def _table(self, node: Node, io: TaskIO, operators: TaskOperators) -> Table[Any]:
@@ -537,9 +557,9 @@ class Assembler:
         with whole_or_halt(self.manifest):
             return self._stored(node).timed_table(self.backend, meaning=node.meaning or "", by_key=by_key)
 
-    def _stored(self, node: Node) -> CheckpointedState:
-        """The state of *node* for this subtask at the manifest."""
-        graph, groups = self.plan.graph, self._groups(node)
+    def _stored(self, node: Node, groups: range | None = None) -> CheckpointedState:
+        """The state of *node* at the manifest, of *groups*; None: of those of this subtask."""
+        graph, groups = self.plan.graph, self._groups(node) if groups is None else groups
         snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
         if self._is_placed_by_partition(node):
             refuse_to_distribute(graph, self.manifest, self.plan.parallelism)
@@ -633,7 +653,7 @@ def inputs_at_hand(graph: LogicalGraph, node: Node) -> dict[str, Callable[[Any],
     Such a record is in a state already, or its bytes are elsewhere. A shuffle that a run at this parallelism does not
     need counts, too, so that letters are the same at any.
     """
-    above = graph.above(node.id)
+    above = graph.above(node.id, timing=True)  # the rows of `with_broadcast` are not its records
     upto = {node.id} | above
     shuffled = {edge.stateful for edge in graph.shuffles} | {loop.id for loop in graph.loops}
     if above & {each.id for each in graph.stateful} or upto & shuffled:
@@ -678,7 +698,8 @@ def _open(node: Node, function: Any, context: Context) -> None:
         raise
     except users_errors() as error:
         raise OpenFailed(
-            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{place_of(error)}."
+            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. "
+            f"No record is read before it succeeds: provide what it opens where the workers run, or correct it."
         ) from error
 
 

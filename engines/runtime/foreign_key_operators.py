@@ -33,9 +33,11 @@ from exactlyonce.pipeline.foreign_keys import (
     bucket_of,
     parent_of,
 )
+from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.joins import Joined
-from exactlyonce.pipeline.keys import canonical_key, explained_key, key_groups
+from exactlyonce.pipeline.keys import canonical_key, explained_key, heads_of, key_groups, key_schema
 from exactlyonce.pipeline.records import Record
+from exactlyonce.pipeline.shape import type_name
 from exactlyonce.pipeline.timed import Timed
 from exactlyonce.state.backend import TimedTable
 
@@ -54,22 +56,6 @@ class TableJoiner(TimedOperator[None]):
 
     def _give(self, results: Sequence[None]) -> None:
         """Nothing is due."""
-
-
-def _put(_: Any, states: tuple[Any]) -> Any:
-    """The new state. It is wrapped, or the table would keep a clone of it, though nothing else changes it."""
-    return states[0]
-
-
-def _replace(table: TimedTable[Any], slot: int, states: dict[bytes, Any]) -> None:
-    """Put *states* by key into *slot*; None removes one."""
-    kept = {key: state for key, state in states.items() if state is not None} if None in states.values() else states
-    if kept:
-        table.update(_put, [slot] * len(kept), [*kept], list(zip(kept.values(), strict=True)))
-    if len(kept) < len(states):
-        for key, state in states.items():
-            if state is None:
-                table.put(slot, key, None)
 
 
 class VersionCounts:
@@ -95,7 +81,7 @@ class VersionCounts:
     def settle(self) -> None:
         """At a barrier: bring them into the table."""
         new = {self._keys[group]: count for group, count in self.last.items() if count != self._written[group]}
-        _replace(self._table, COUNTS, {key: self._state_of(count) for key, count in new.items()})
+        self._table.put_all(COUNTS, {key: self._state_of(count) for key, count in new.items()})
         self._written = {**self.last}
 
 
@@ -104,14 +90,20 @@ class Subscriber(TableJoiner):
     """Gives each change of a left row a version, and tells the owners of its foreign key, and of the one before."""
 
     by: Callable[[Any], Any]
+    right_key: Any = UNKNOWN
+    """The type of the keys of the right table."""
+    _heads: list[bool] | None = field(init=False)
     _counts: VersionCounts = field(init=False)
 
     @classmethod
     def made(cls, parts: TimedParts) -> Subscriber:
-        return cls(*parts.shared, parts.function)
+        step = parts.node.timed
+        assert isinstance(step, Subscribing)
+        return cls(*parts.shared, parts.function, step.right_key)
 
     def __post_init__(self) -> None:
         TableJoiner.__post_init__(self)
+        self._heads = heads_of(key_schema(self.right_key))
         self._counts = VersionCounts(self.table, int, int)
 
     def settle(self) -> None:
@@ -123,9 +115,16 @@ class Subscriber(TableJoiner):
         if key is None:
             return None
         try:
-            return canonical_key(key)
+            foreign_key = canonical_key(key)
         except (TypeError, OverflowError):
             return explained_key(key)  # which raises with an explanation, for which each call is slower
+        if self._heads is not None and not self._heads[foreign_key[0]]:
+            raise TypeError(
+                f"by= gives {key!r:.100}, of type {type(key).__name__}, and the keys of the right table are "
+                f"{type_name(self.right_key)}: none would ever be equal. Convert the key in by=, or declare that of "
+                f"the table by its source's key="
+            )
+        return foreign_key
 
     def __call__(self, batch: Batch) -> None:
         batch, foreign_keys = self.apply(self._foreign_key, batch)
@@ -153,7 +152,7 @@ class Subscriber(TableJoiner):
                 send(Subscription(row, version, foreign_key))
                 stem(place)
             tell(RowVersion(row, version, record.value, foreign_key is not None))
-        _replace(self.table, ROWS, changed)
+        self.table.put_all(ROWS, changed)
         self.activity.leave(self.id, entered_s, 0)
         for push in self.sides[ROW_VERSIONS]:
             push(batch.unkeyed(versions))
@@ -200,7 +199,7 @@ class Answerer(Sides, TableJoiner):
         newest: dict[bytes, Bucket | None] = {
             key: None if value is None else (value, {}, 0) for key, value in zip(keys, values, strict=True)
         }
-        _replace(self.table, RIGHT, newest)
+        self.table.put_all(RIGHT, newest)
         subscribed = {key: self._rows(key) for key in self.table.present(newest)}
         answers, places = list[Any](), list[int]()
         for place, (key, value) in enumerate(zip(keys, values, strict=True)):
@@ -226,39 +225,34 @@ class Answerer(Sides, TableJoiner):
 
     def _subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Keep *subscriptions*, of which some end, in buckets."""
-        keys = [subscription.foreign_key for subscription in subscriptions]
-        own = list(set(keys))
-        firsts = zip(own, self.table.get_all(1, own), strict=True)
-        several = [key for key, first in firsts if first is not None and first[2]]
+        own = list({subscription.foreign_key for subscription in subscriptions})
+        firsts = dict(zip(own, self.table.get_all(1, own), strict=True))
+        several = {key: first[2] for key, first in firsts.items() if first is not None and first[2]}
         counts = {key: self.table.slots_of(key)[-1] for key in several}
-        more = dict.fromkeys(counts, 0)
-        resized: dict[bytes, None] = {}
-
-        def subscribed(state: Bucket | None, subscription: Subscription) -> Bucket:
-            state = (None, {}, 0) if state is None else state
-            rows, key = state[1], subscription.foreign_key
-            before = len(rows)
+        changed: dict[int, dict[bytes, Bucket]] = {1: {}}
+        more = dict.fromkeys(own, 0)
+        for subscription in subscriptions:
+            key, row = subscription.foreign_key, subscription.row
+            slot = bucket_of(row, counts[key]) if key in counts else 1
+            buckets = changed.setdefault(slot, {})
+            if (bucket := buckets.get(key)) is None:
+                before = firsts[key] if slot == 1 else self.table.get(slot, key)
+                bucket = buckets[key] = (None, {}, 0) if before is None else (None, {**before[1]}, before[2])
+            rows = bucket[1]
+            more[key] -= len(rows)
             if subscription.ends:
-                rows.pop(subscription.row, None)
+                rows.pop(row, None)
             else:
-                rows[subscription.row] = subscription.version
-            if key in more:
-                more[key] += len(rows) - before
-            elif not rows or len(rows) > BUCKET_ROWS:
-                resized[key] = None
-            return state
-
-        slots = [1] * len(keys)
-        if counts:
-            for place, (key, subscription) in enumerate(zip(keys, subscriptions, strict=True)):
-                if key in counts:
-                    slots[place] = bucket_of(subscription.row, counts[key])
-        self.table.update(subscribed, slots, keys, subscriptions)
+                rows[row] = subscription.version
+            more[key] += len(rows)
+        for slot, buckets in changed.items():
+            self.table.put_all(slot, buckets)
         for key, added in more.items():
-            if added:
-                self._resize(key, counts[key], self._bucket(1, key)[2] + added)
-        for key in resized:
-            self._resize(key, 1, len(self._bucket(1, key)[1]))
+            if key in counts:
+                if added:
+                    self._resize(key, counts[key], several[key] + added)
+            elif not (rows := changed[1][key][1]) or len(rows) > BUCKET_ROWS:
+                self._resize(key, 1, len(rows))
 
     def _bucket(self, slot: int, key: bytes) -> Bucket:
         bucket: Bucket | None = self.table.get(slot, key)
@@ -272,19 +266,19 @@ class Answerer(Sides, TableJoiner):
             _, own, count = self._bucket(parent, key)
             moved = {row: version for row, version in own.items() if bucket_of(row, buckets) != parent}
             left = {row: version for row, version in own.items() if row not in moved}
-            _replace(self.table, parent, {key: (None, left, count)})
-            _replace(self.table, buckets, {key: (None, moved, 0)})
+            self.table.put_all(parent, {key: (None, left, count)})
+            self.table.put_all(buckets, {key: (None, moved, 0)})
         while buckets > 1 and rows <= (buckets - 1) * BUCKET_ROWS_LEAST:
             parent = parent_of(buckets)
             (_, own, count), (_, more, _) = self._bucket(parent, key), self._bucket(buckets, key)
-            _replace(self.table, parent, {key: (None, own | more, count)})
+            self.table.put_all(parent, {key: (None, own | more, count)})
             self.table.put(buckets, key, None)
             buckets -= 1
         if rows == 0:
             self.table.put(1, key, None)
         else:
             _, own, _ = self._bucket(1, key)
-            _replace(self.table, 1, {key: (None, {**own}, rows if buckets > 1 else 0)})
+            self.table.put_all(1, {key: (None, own, rows if buckets > 1 else 0)})
 
 
 State = tuple[int, Any, Any, bool]
@@ -343,8 +337,8 @@ class Resolver(Sides, TableJoiner):
                     places.append(place)
                 state = None
             states[row] = changed[row] = state
-        _replace(self.table, ROWS, changed)
-        _replace(self.table, EARLY, dict.fromkeys(taken))
+        self.table.put_all(ROWS, changed)
+        self.table.put_all(EARLY, dict.fromkeys(taken))
         self.activity.leave(self.id, entered_s, len(rows))
         self._push(batch, pairs, places)
 
@@ -364,7 +358,7 @@ class Resolver(Sides, TableJoiner):
                     states[row] = changed[row] = resolved
             elif answer.version > heard[group]:
                 early.append((row, (answer.version, None, answer.right, False)))
-        _replace(self.table, ROWS, changed)
+        self.table.put_all(ROWS, changed)
         if early:
             keys, answers = zip(*early, strict=True)
             self.table.update(_newer, [EARLY] * len(keys), keys, answers)

@@ -332,6 +332,17 @@ class KeyByCanonical(BatchOperator):
         self.push(batch.keyed(list(map(self.fn, batch.records))))
 
 
+@dataclass(slots=True)
+class KeyBefore(BatchOperator):
+    """A `KeyBy` that keeps the keys that the records have."""
+
+    in_utc: Callable[[Any], Any] | None = None
+    """See `KeyBy`."""
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(batch if self.in_utc is None else batch.of(self.apply(self.in_utc, batch, again=True)[1]))
+
+
 class Emitted:
     """The records that a function emits on *batch*, by output, with the places they stem from. `push` sends them on."""
 
@@ -593,6 +604,15 @@ class Shuffle(BatchOperator):
         for subtask, share in enumerate(batch.dealt(receivers, self.parallelism)):
             if share.records:
                 self.send(subtask, share)
+
+
+@dataclass(slots=True)
+class ToAll(Shuffle):
+    """A `Shuffle` that sends each record to all subtasks."""
+
+    def __call__(self, batch: Batch) -> None:
+        for subtask in range(self.parallelism if batch.records else 0):
+            self.send(subtask, batch)
 
 
 def listeners(producer: BatchOperator, output: str | None) -> list[Push]:

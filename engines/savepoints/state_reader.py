@@ -45,7 +45,7 @@ MEMORY_BYTES = 512 << 20
 BLOCKS_BYTES = 64 << 20
 """The most that stays of fetched blocks."""
 KNOWN_S = 1.0
-"""The newest checkpoint is known so long after it was looked for."""
+"""An answer is at hand if the newest checkpoint was looked for no longer ago."""
 NO_SLOT = END_OF_TIME + 1
 
 
@@ -174,6 +174,35 @@ class _RecentBlocks:
             yield ref, block
 
 
+class AtHand:
+    """What a reader knows and keeps, asked as the reader itself: it waits for nothing, and raises `NotAtHand`."""
+
+    def __init__(self, reader: StateReader) -> None:
+        self._reader = reader
+
+    def reach(self, checkpoint: int, timeout: Duration) -> None:
+        reader = self._reader
+        is_known = time.monotonic() - reader._looked_s <= KNOWN_S
+        if not is_known or reader._now is None or reader._now.manifest.checkpoint < checkpoint:
+            raise NotAtHand
+
+    def find(self, operator: str, keys: Iterable[bytes]) -> Found:
+        reader = self._reader
+        with reader._swap:
+            answer = reader._answer(operator, keys)
+        if answer is None:
+            raise NotAtHand
+        return reader._found(operator, *answer)
+
+    def scan(self, operator: str) -> Iterator[Found]:
+        raise NotAtHand
+
+    def keys(self, operator: str) -> OperatorKeys:
+        if (at := self._reader._now) is None or operator not in at.operators:
+            raise NotAtHand
+        return self._reader._keys(at, operator)
+
+
 class StateReader:
     """Reads the state of *pipeline* by key: ``StateReader("order-totals").get("totals", "ann")``.
 
@@ -237,30 +266,28 @@ class StateReader:
         A state is plain values: a record is a dict. *key* has the type that ``key_by`` gives. With *min_checkpoint* it
         waits until that checkpoint is complete, for *timeout* at most.
 
-        Raises `ConfigError` for a pipeline without a checkpoint and an operator without state, TimeoutError, and
+        Raises `ConfigError` for a pipeline without a checkpoint, an operator without state, and a key of another type
+        than its keys, TimeoutError, and
         `BrokerUnavailable` while no broker answers.
         """
-        found = self.find(operator, [canonical_key(key)], min_checkpoint=min_checkpoint, timeout=timeout)
+        self.reach(min_checkpoint, timeout)
+        canonical, keys = canonical_key(key), self.keys(operator)
+        if not keys.may_have(canonical):
+            raise ConfigError(f"{key!r} is no key of {operator!r}: its keys are {keys.schema}.")
+        found = self.find(operator, [canonical])
         if found.timed:
             return found.states
         return found.states[0].state if found.states else None
 
-    def at_hand(self, operator: str, keys: Iterable[bytes], *, min_checkpoint: int = 0) -> Found:
-        """As `find`, of what is known and kept; `NotAtHand` if that is not all. It waits for nothing."""
-        if time.monotonic() - self._looked_s > KNOWN_S:
-            raise NotAtHand
-        with self._swap:
-            answer = self._answer(operator, keys)
-        if answer is None or answer[0].manifest.checkpoint < min_checkpoint:
-            raise NotAtHand
-        return self._found(operator, *answer)
+    def reach(self, checkpoint: int, timeout: Duration) -> None:
+        """Wait until *checkpoint* is complete, for *timeout* at most: no later answer is of one before. Raises as
+        `get`."""
+        self._wait_for(checkpoint, timeout)
 
-    def find(
-        self, operator: str, keys: Iterable[bytes], *, min_checkpoint: int = 0, timeout: Duration = "30s"
-    ) -> Found:
+    def find(self, operator: str, keys: Iterable[bytes]) -> Found:
         """The states of canonical *keys* (`pipeline.keys`), all at one checkpoint; see `get`."""
         keys = [*keys]
-        self._wait_for(min_checkpoint, timeout)
+        self._wait_for(0, "0s")
         with self._swap:
             answer = self._answer(operator, keys)
         while answer is None:
@@ -272,32 +299,27 @@ class StateReader:
         return self._found(operator, *answer)
 
     def scan(self, operator: str) -> Iterator[Found]:
-        """All states of *operator*, by key group; each has those of its newest checkpoint."""
+        """All states of *operator*, by key group, at one checkpoint: the next one waits meanwhile. If blocks expire
+        while they are read, the rest is of a later one."""
         self._wait_for(0, "0s")
-        group, groups = 0, 1
-        while group < groups:
-            with self._reading:
+        with self._reading:
+            group, groups = 0, 1
+            while group < groups:
                 at = self._fill(operator, [group])
                 with self._swap:
                     places = [(operator, number, group) for number in at.operators[operator]]
                     kept = [self._kept[place] for place in places if place in self._kept]
                     entries = [entry for one in kept for entry in one.entries(group)]
-            groups, group = at.manifest.max_parallelism, group + 1
-            yield self._found(operator, at, sorted(entries, key=lambda entry: entry.key))
+                groups, group = at.manifest.max_parallelism, group + 1
+                yield self._found(operator, at, sorted(entries, key=lambda entry: entry.key))
 
     def keys(self, operator: str) -> OperatorKeys:
         """What the keys of *operator* are."""
         with suppress(NotAtHand):
-            return self.keys_at_hand(operator)
+            return AtHand(self).keys(operator)
         self._wait_for(0, "0s")
         with self._reading:
             return self._keys(self._fill(operator, ()), operator)
-
-    def keys_at_hand(self, operator: str) -> OperatorKeys:
-        """Likewise; `NotAtHand` if it was not read."""
-        if (at := self._now) is None or operator not in at.operators:
-            raise NotAtHand
-        return self._keys(at, operator)
 
     def _keys(self, at: _At, operator: str) -> OperatorKeys:
         if operator not in at.keys:

@@ -32,13 +32,18 @@ from exactlyonce.sinks.write_ahead.writer import staged_chunks
 
 INSERTED_BYTES = 32 << 20
 """The size of staged rows that one statement inserts; all of a checkpoint are one transaction."""
-_ROWS, _STAGED = "exactlyonce_rows", "exactlyonce_staged"
-"""The Arrow table of an insert; the temporary table of an upsert or a delete, with rows in their order."""
+_ROWS, _STAGED, _KEYS = "exactlyonce_rows", "exactlyonce_staged", "exactlyonce_keys"
+"""The Arrow table of an insert; the temporary table of an upsert or a delete, with rows in their order; one with the
+types of the key alone."""
 _CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {LEDGER}
     (pipeline VARCHAR, sink VARCHAR, ledger VARCHAR NOT NULL, PRIMARY KEY (pipeline, sink))"""
 _TABLE = """SELECT 1 FROM duckdb_tables()
     WHERE database_name = current_database() AND lower(schema_name) = lower(?) AND lower(table_name) = lower(?)"""
 """Slow in a new connection, by the time that a commit takes otherwise: the start asks it, a commit does not."""
+_COLLATED = re.compile(r"\bk(\d+) VARCHAR COLLATE ([\w.]+)")
+"""A column in `duckdb_tables().sql`, which alone has its collation."""
+_BYTES = ("binary", "c", "posix")
+"""The collations by which no two texts are equal."""
 _ADVICE = re.compile(r"\.? *(See also https?://|However, ).*")
 _REFUSALS = (
     (r"version number", "Upgrade duckdb where the pipeline runs, or write the file anew by an older DuckDB."),
@@ -142,7 +147,7 @@ class DuckDBCommitter:
                     )
                 columns = ", ".join(self._definitions(connection))
                 connection.execute(f"CREATE TABLE {self._target(connection)} ({columns})")
-            self._require_table(connection)
+            self._require_start(connection)
             self._write(connection, ())
 
     def _require_file(self) -> None:
@@ -167,6 +172,30 @@ class DuckDBCommitter:
         uuids = {column.field.name: "UUID" for column in self._columns if column.shape.form is Form.UUID}
         return {**types, **uuids}
 
+    def _require_start(self, connection: Any) -> None:
+        """`_require_table`, and what only the start asks: `StoreError` if the key goes by a collation. Then keys of one
+        checkpoint would be told apart, and those of several not."""
+        self._require_table(connection)
+        keys, target = self._sink.key_columns, self._target(connection)
+        if not keys:
+            return
+        own = ", ".join(f"{_quoted(key)} AS k{place}" for place, key in enumerate(keys))
+        connection.execute(f"CREATE TEMPORARY TABLE {_KEYS} AS SELECT {own} FROM {target} LIMIT 0")
+        asked = connection.execute("SELECT sql FROM duckdb_tables() WHERE temporary AND table_name = ?", [_KEYS])
+        problems = [
+            f"its key column {keys[int(place)]!r} has the collation {name}, by which different keys are equal: "
+            f"ALTER TABLE {target} ALTER {_quoted(keys[int(place)])} TYPE VARCHAR"
+            for place, name in _COLLATED.findall(asked.fetchone()[0])
+            if name.lower() not in _BYTES
+        ]
+        (default,) = connection.execute("SELECT current_setting('default_collation')").fetchone()
+        if default.lower() not in ("", *_BYTES):
+            problems.append(
+                f"this process has set default_collation to {default}, by which different keys are equal: leave it out"
+            )
+        if problems:
+            raise self._unfit(problems)
+
     def _require_table(self, connection: Any) -> None:
         """Raise `StoreError` unless the table takes every value of the columns unchanged."""
         try:
@@ -183,8 +212,11 @@ class DuckDBCommitter:
             if (found := present.get(column.field.name)) is not None:
                 problems += _misfits(column, found, types[column.field.name], self._target(connection))
         if problems:
-            where = f"{self._file.shown}, table {self._sink.table}"
-            raise StoreError(f"{where}: rows cannot be written: {'; '.join(problems)}.")
+            raise self._unfit(problems)
+
+    def _unfit(self, problems: Sequence[str]) -> StoreError:
+        where = f"{self._file.shown}, table {self._sink.table}"
+        return StoreError(f"{where}: rows cannot be written: {'; '.join(problems)}.")
 
     def _missing(self) -> StoreError:
         return StoreError(
@@ -230,7 +262,7 @@ class DuckDBCommitter:
                 ledger = self._ledger(connection) if _exists(connection, "main", LEDGER) else SinkLedger()
                 problem = ""
                 if not self._sink.create or _exists(connection, *self._sink.place):
-                    problem = _said(self._require_table, connection)
+                    problem = _said(self._require_start, connection)
         except StoreError as error:
             return StoreView(problem=str(error))
         return StoreView.of(ledger, problem=problem)

@@ -14,7 +14,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import TransactionalId
 from exactlyonce.connectors.kafka.partitioning import PARTITIONERS
-from exactlyonce.connectors.registry import check_writing, opened
+from exactlyonce.connectors.registry import OpenedCodec, check_writing, opened
 from exactlyonce.connectors.registry import problems as registry_problems
 from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, codec_for, require_finite
@@ -356,6 +356,7 @@ class KafkaEncoder:
         self._headers = headers
         self._timestamp = timestamp
         self._placing = placing
+        self._key_codec = key_codec
         self._encode_key = encode_key if key_codec is None else _encode_by(key_codec)
 
     def encode(self, records: Sequence[Any]) -> Outputs:
@@ -367,7 +368,12 @@ class KafkaEncoder:
             self.timestamps(records),
             partitions=self.partitions(records),
         )
-        return outputs.with_tombstones([record.op == "delete" for record in records]) if self._tombstones else outputs
+        if self._tombstones:
+            outputs = outputs.with_tombstones([record.op == "delete" for record in records])
+        for codec, parts in ((self.codec, outputs.values), (self._key_codec, outputs.keys)):
+            if isinstance(codec, OpenedCodec) and parts is not None:
+                outputs.headers = codec.headers(outputs.headers, parts)
+        return outputs
 
     def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
         """The values, encoded."""

@@ -64,7 +64,7 @@ class TableRows:
         rows, keys = self._changed.parted(records)
         parts = [encoder.encode([some])[0][0] for encoder, some in ((self._rows, rows), (self._gone, keys))]
         numbers = iter(range(len(rows))), iter(range(len(rows), len(records)))
-        order = pa.array([next(numbers[change.after is None]) for change in records], pa.int64())
+        order = pa.array([next(numbers[change.value is None]) for change in records], pa.int64())
         columns = [
             pa.concat_arrays(arrays).take(order) for arrays in zip(*(part.columns for part in parts), strict=True)
         ]

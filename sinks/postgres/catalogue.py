@@ -41,7 +41,7 @@ WANTED: Mapping[Form, str] = {
     Form.TIMEDELTA: "interval, without restricted fields",
     Form.UUID: "uuid",
     Form.ANY: "jsonb or json",
-    Form.LIST: "an array, jsonb or json",
+    Form.LIST: "an array, jsonb or json; of floats also pgvector's vector or halfvec",
 }
 """By kind: the types that take it, for errors."""
 CREATED: Mapping[Form, str] = {
@@ -74,7 +74,7 @@ class PostgresColumn(TableColumn, frozen=True, kw_only=True):
     base: str
     """The name of its type; for a domain the underlying type, for an array the items' type."""
     modifier: int
-    """The type's length or precision, as the catalogue keeps it; -1 for none."""
+    """The type's length, precision or dimensions, as the catalogue keeps it; -1 for none."""
     array: bool
     labels: tuple[str, ...]
     """The values of an enum."""
@@ -361,6 +361,7 @@ WITH RECURSIVE types AS (
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), d.not_null,
     a.atthasdef OR a.attidentity <> '' OR d.has_default, a.attgenerated <> '' OR a.attidentity = 'a',
     CASE WHEN coalesce(item.typnamespace, t.typnamespace) = 'pg_catalog'::regnamespace OR t.typname = 'citext'
+            OR (t.typname IN ('vector', 'halfvec') AND t.typtype = 'b')
         THEN coalesce(item.typname, t.typname) ELSE '' END, d.modifier, item.oid IS NOT NULL,
     (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e
      WHERE e.enumtypid = coalesce(item.oid, t.oid))
@@ -453,8 +454,10 @@ def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnTe
     )  # fmt: skip
 
 
+_VECTORS = ("vector", "halfvec")
 _PLAIN = {
-    "bool", *_INTEGERS, "float4", "float8", "numeric", "timestamp", "timestamptz", "date", "time", "interval", "uuid"
+    "bool", *_INTEGERS, "float4", "float8", "numeric", "timestamp", "timestamptz", "date", "time", "interval", "uuid",
+    *_VECTORS,
 }  # fmt: skip
 """Types whose texts have no backslash, tab or end of a line."""
 
@@ -463,6 +466,10 @@ def _texts(field: RowField, column: PostgresColumn) -> Texts | None:
     if column.array:
         items = None if field.item is None else _scalar(field.item, column)
         return None if items is None else copy_text.arrays(items)
+    if column.base in _VECTORS:
+        is_list = field.item is Form.FLOAT and field.shape.without_none.form is Form.LIST
+        dimensions = column.modifier if column.modifier > 0 else None
+        return copy_text.vectors(dimensions, half=column.base == "halfvec") if is_list else None
     if field.kind in (Form.ANY, Form.LIST):
         return copy_text.json_text(column.base == "jsonb") if column.base in ("json", "jsonb") else None
     return _scalar(field.kind, column)

@@ -14,6 +14,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from hashlib import sha256
 from itertools import repeat
+from math import isfinite
 from typing import Any
 from uuid import UUID
 
@@ -34,8 +35,12 @@ Texts = Callable[[list[Any]], Sequence[str]]
 
 _FLOAT4_MAX = 3.4028235677973366e38
 """The least number that is infinite as a real: its largest value and half a step."""
+_FLOAT2_MAX = 65519.998046875
+"""The least number that is infinite in two bytes, once it is rounded to four."""
 _FLOAT4_MIN = 2.0**-150
 """The largest number that is zero as a real."""
+VECTOR_MAX = 16_000
+"""The dimensions of a vector of pgvector."""
 _OFFSET_MAX = timedelta(hours=15)
 _NULL_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -307,6 +312,25 @@ def arrays(items: Texts) -> Texts:
         return f"{{{','.join(quoted)}}}"
 
     return lambda values: list(map(array, values))
+
+
+def vectors(dimensions: int | None, half: bool = False) -> Texts:
+    """Lists of floats as vectors of pgvector, whose numbers have four bytes, or with *half* two; *dimensions* None: any
+    number of them."""
+    infinite = _FLOAT2_MAX if half else _FLOAT4_MAX
+
+    def vector(value: list[Any]) -> str:
+        if len(value) != dimensions and (dimensions is not None or not 0 < len(value) <= VECTOR_MAX):
+            fit = f"1 to {VECTOR_MAX:,}" if dimensions is None else f"{dimensions:,}"
+            raise ValueError(f"{shown(value)} has {len(value):,} dimensions, and {fit} fit")
+        if None in value or not all(map(isfinite, value)):
+            wrong = next(number for number in value if number is None or not isfinite(number))
+            raise ValueError(f"{wrong!r} is in it, at place {value.index(wrong)}, which a vector does not hold")
+        if (size := max(map(abs, value))) >= infinite:
+            raise ValueError(f"a number of the size {size!r} is in it, which is out of the column's range")
+        return _encode_json(value).decode()
+
+    return lambda values: list(map(vector, values))
 
 
 def _quoted(text: str) -> str:

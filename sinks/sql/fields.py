@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import msgspec
 
 from exactlyonce.pipeline.changes import Change, KeyForm
 from exactlyonce.pipeline.columns import CLASSES, RowField, kind_name, shown
+from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.shape import Form
 from exactlyonce.sinks.write_ahead.store import RowEncoder
+
+Changes: TypeAlias = Sequence[Change[Any] | Record[Any]]
+"""Rows by key, as a database captures them, or as the records of a topic or of a table are: the value None deletes."""
 
 
 class ColumnTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +68,7 @@ class KeyColumns:
         return list(zip(*(field.values(rows) for field in self.fields), strict=True))
 
     def of_change(self, key: Any) -> tuple[Any, ...]:
-        """The key of a change, of `Change.key`; ValueError if it is none of these columns."""
+        """The key of a change, of `Change.key` or `Record.key`; ValueError if it is none of these columns."""
         return tuple([
             value if type(value) is CLASSES[field.kind] else _from_text(value, field.kind, field.name)
             for value, field in zip(self._form.values(key), self.fields, strict=True)
@@ -88,15 +92,15 @@ class ChangedRows:
             return msgspec.structs.replace(field, get=lambda key: None, nullable=True)
         return msgspec.structs.replace(field, get=itemgetter(place))
 
-    def parted(self, changes: Sequence[Change[Any]]) -> tuple[list[Any], list[tuple[Any, ...]]]:
+    def parted(self, changes: Changes) -> tuple[list[Any], list[tuple[Any, ...]]]:
         """The rows, and the keys that are gone, each in their order. ValueError as of `keys`."""
-        rows = [row for row in map(attrgetter("value"), changes) if row is not None]
-        return rows, [key for key, change in zip(self.keys(changes), changes, strict=True) if change.after is None]
+        rows = [row for change in changes if (row := change.value) is not None]
+        return rows, [key for key, change in zip(self.keys(changes), changes, strict=True) if change.value is None]
 
-    def keys(self, changes: Sequence[Change[Any]]) -> list[tuple[Any, ...]]:
+    def keys(self, changes: Changes) -> list[tuple[Any, ...]]:
         """The key of each change. ValueError for a truncate, and for a key that is not its row's."""
         keys = [self._key.of_change(change.key) for change in changes]
-        rows = list(map(attrgetter("value"), changes))
+        rows = [change.value for change in changes]
         there = iter(self._key.of_rows([row for row in rows if row is not None]))
         for key, row in zip(keys, rows, strict=True):
             if row is not None and (own := next(there)) != key:
@@ -132,4 +136,4 @@ class ChangeEncoder:
     def encode(self, records: Sequence[Any]) -> list[bytes]:
         rows, keys = self._changed.parted(records)
         written, deleted = iter(self._rows.encode(rows)), iter(self._keys.encode(keys))
-        return [next(deleted if change.after is None else written) for change in records]
+        return [next(deleted if change.value is None else written) for change in records]

@@ -10,7 +10,6 @@ import msgspec
 
 from exactlyonce.connectors.tables import DatabaseTable
 from exactlyonce.pipeline import hints, shape
-from exactlyonce.pipeline.changes import holds_changes
 from exactlyonce.pipeline.columns import RowField, fields_of, kind_name
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.shape import Form
@@ -18,11 +17,11 @@ from exactlyonce.pipeline.sink import StoredRow, StoredRows
 from exactlyonce.sinks.sql.fields import ChangedRows, KeyColumns
 from exactlyonce.sinks.sql.ledger import TABLE as LEDGER
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-from exactlyonce.sinks.writer import value_type
+from exactlyonce.sinks.writer import holds_keys, value_type
 
 MODES = ("append", "upsert", "delete")
 CHANGES = "changes"
-"""The mode of a store whose sink upserts a stream of `Change`: rows and deletes, in one order."""
+"""The mode of a store whose sink upserts a stream of `Change`, or of `Record`: rows and deletes, in one order."""
 WRITE_AHEAD = "write_ahead"
 T = TypeVar("T")
 
@@ -51,11 +50,11 @@ class Table(msgspec.Struct, Generic[ColumnT], frozen=True, kw_only=True):
 
 def mode_of(mode: str, type_: Any) -> str:
     """The mode of a store: of the sink's *mode* for records of the type."""
-    return CHANGES if mode == "upsert" and holds_changes(type_) else mode
+    return CHANGES if mode == "upsert" and holds_keys(type_) else mode
 
 
 def row_type(type_: Any, mode: str) -> Any:
-    """The type of the rows of a sink: T for an upsert of `Change[T]`, else that of its records."""
+    """The type of the rows of a sink: T for an upsert of `Change[T]` or `Record[T]`, else that of its records."""
     return hints.without_none(value_type(type_)) if mode_of(mode, type_) == CHANGES else type_
 
 
@@ -87,7 +86,7 @@ def rows_of_table(type_: Any, mode: str, key: Sequence[str], place: str) -> Stor
         return [StoredRow(values, None) for values in columns.of_rows(records)]
 
     def changed(changes: Sequence[Any]) -> list[StoredRow]:
-        keys, rows = ChangedRows(fields, key).keys(changes), [change.after for change in changes]
+        keys, rows = ChangedRows(fields, key).keys(changes), [change.value for change in changes]
         there = iter(contents(fields, [row for row in rows if row is not None]))
         return [StoredRow(key, None if row is None else next(there)) for key, row in zip(keys, rows, strict=True)]
 
@@ -122,8 +121,11 @@ def description_problems(mode: Any, key: Any, create: Any) -> Iterator[str]:
 
 def row_problems(type_: Any, mode: str, key: Sequence[str]) -> Iterator[str]:
     """The reasons why a record's type cannot be rows of a table in this mode, with this key."""
-    if mode == "delete" and holds_changes(type_):
-        yield "mode='delete' deletes a row for each record, and a Change may be a row: mode='upsert' knows its deletes"
+    if mode == "delete" and holds_keys(type_):
+        yield (
+            f"mode='delete' deletes a row for each record, and a {shape.type_name(type_)} may be a row: mode='upsert' "
+            f"knows its deletes"
+        )
         return
     type_ = row_type(type_, mode)
     try:

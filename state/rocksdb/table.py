@@ -99,12 +99,12 @@ class TieredStates(StatesTable[S]):
                 raise ApplyFailed(start + error.index) from error.__cause__
             start = end
 
-    def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:
+    def _touch(self, keys: Sequence[bytes], *, replaced: bool = False) -> dict[bytes, S | None]:
         states, self._batch_keys = self._states, len(keys)
         missing = [key for key in keys if key not in states]
         if missing:
             self._find(list(dict.fromkeys(missing)))
-        if self.state_type.mutable:
+        if self.state_type.mutable and not replaced:
             self._protect(keys)
         return self._interval.layers[-1]
 
@@ -329,6 +329,12 @@ class TieredTimedTable(TieredStates[S], TimedStates[S]):
         self._in_parts(lambda keys, records: update(fn, keys, records), keys, records)
         if self._by_key is not None:
             self._by_key.add(set(keys))
+
+    def _put(self, states: dict[bytes, S]) -> None:
+        put = super()._put
+        self._in_parts(lambda keys, new: put(dict(zip(keys, new, strict=True))), [*states], [*states.values()])
+        if self._by_key is not None:
+            self._by_key.add(states.keys())
 
     def _touched(self, added: int) -> None:
         layer = self._interval.layers[-1]

@@ -28,9 +28,13 @@ INSTALLED = "/usr/lib/postgresql/*/bin"
 class PostgresServer:
     """One server with one data folder. Its owner is `OWNER`."""
 
-    def __init__(self) -> None:
-        places = sorted(glob(INSTALLED), reverse=True)
-        self._programs = programs("initdb", "postgres", package="postgresql", places=places)
+    def __init__(self, bin: Path | None = None) -> None:
+        """*bin*: the folder of its programs; None: they are those that are installed."""
+        if bin is None:
+            places = sorted(glob(INSTALLED), reverse=True)
+            self._programs = programs("initdb", "postgres", package="postgresql", places=places)
+        else:
+            self._programs = {name: str(bin / name) for name in ("initdb", "postgres")}
         self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None

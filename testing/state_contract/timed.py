@@ -123,6 +123,22 @@ class TimedTableContract:
             table.put(19, key, None)
             assert table.read(9, key_group(key, MAX_PARALLELISM)) == ([], []), "A removed state fired."
 
+    def test_replacing_beside_a_snapshot(self) -> None:
+        """States that are replaced together, or changed in place, leave those of an open snapshot as they were."""
+        subtasks, slot = self.timed(type_=Visits), 9
+        subtasks.put({(slot, number): Visits([number]) for number in FEW})
+        model: Model = {(slot, number): Visits([number]) for number in FEW}
+        snapshots = subtasks.freeze(1, 0)
+        for number in FEW:
+            key, table = key_of(number), subtasks.table_of(key_of(number))
+            table.put_all(slot, {key: None if number % 3 == 0 else Visits([number, 1])})
+            if number % 3:
+                table.update(_visit, [slot], [key], [2])
+        indexes = subtasks.write(snapshots)
+        self.continues(subtasks, indexes, 1, model, "A snapshot is the state at its barrier.")
+        new: Model = {(slot, number): Visits([number, 1, 2]) for number in FEW if number % 3}
+        _holds(subtasks, new, "States are those that were put last.")
+
     # --- firing -------------------------------------------------------------------------------------------------------
 
     def test_slots_fire_in_order(self) -> None:

@@ -23,7 +23,16 @@ from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode, encod
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StoreCommittable
 from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.pipeline.errors import ASKED_AGAIN, Fenced, Halt, InvariantViolation, StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import (
+    ASKED_AGAIN,
+    Fenced,
+    Halt,
+    InvariantViolation,
+    RecordsRefused,
+    StoreError,
+    StoreUnavailable,
+    StoreUnready,
+)
 from exactlyonce.testing.clock import SimulatedClock
 
 TIMEOUT_MS = 60_000
@@ -144,6 +153,29 @@ def test_a_store_that_is_at_work_is_not_given_up(manifest: Of) -> None:
     assert store.clock.monotonic_ms() == 0
     said = "waiting for the store of sink 'db': no answer yet to what began 30 s ago"
     assert store.notes == [said], "the clock stands still here"
+
+
+def test_a_store_that_answers_is_not_said_to_be_silent(manifest: Of) -> None:
+    """The end has its answer, with what to correct; a note has the last failure of a request."""
+    store = Store()
+    answer = "The service answers 404. It has no such address: correct url=."
+    store.slow = [UnderWay(30_000, answer)]
+    store.commit(manifest(1, staged=(staged(1),)))
+    said = f"waiting for the store of sink 'db': what began 30 s ago is not done yet. The last failure: {answer}"
+    assert store.notes == [said]
+    store.fail = [StoreUnready(f"{answer} {ASKED_AGAIN}", 404)] * 10_000
+    with pytest.raises(StoreUnavailable) as ended:
+        store.commit(manifest(1, staged=(staged(1),)))
+    assert str(ended.value).startswith("The store of sink 'db' has answers, but has not taken all records for 60 s (")
+    assert str(ended.value).endswith(f"the next run goes on there. {answer}")
+
+
+def test_the_number_of_refused_records_is_said(manifest: Of) -> None:
+    store = Store()
+    store.fail = [RecordsRefused("422 no such customer.", 1, "give the sink on_error=DeadLetters(...)")]
+    with pytest.raises(Halt, match=r"refuses 1 or more of its \d+ records of subtask 0: 422 .*") as halted:
+        store.commit(manifest(1, staged=(staged(1),)))
+    assert "(1) give the sink on_error=DeadLetters(...), and run again; (2) go on without" in str(halted.value)
 
 
 def test_a_store_that_was_at_work_has_the_whole_timeout(manifest: Of) -> None:

@@ -43,8 +43,8 @@ def test_writes_the_starter(command: Command, name: str) -> None:
 @pytest.mark.parametrize("name", STARTERS)
 def test_the_test_of_a_starter(command: Command, name: str) -> None:
     """It needs neither Kafka nor a store."""
-    if name == "changes":
-        pytest.importorskip("deltalake")
+    for library in {"changes": ("deltalake",), "model": ("sklearn", "pyarrow")}.get(name, ()):
+        pytest.importorskip(library)
     command.done("init", "--starter", name)
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=command.folder, text=True,
@@ -104,16 +104,26 @@ def test_first_day(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "last"), [("postgres", "ann      |  9500"), ("changes", "'city': 'Oslo'")])
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("postgres", "ann      |  9500"),
+        ("changes", "'city': 'Oslo'"),
+        ("model", "1,000 payments, 0 of them twice"),
+    ],
+)
 def test_commands_of_a_readme(
     command: Command, kafka: KafkaCluster, topic_name: str, postgres_server: PostgresServer, name: str, last: str
 ) -> None:
     """With the servers of the test."""
     command.done("init", "--starter", name)
     for file in command.folder.iterdir():  # other tests may have topics of the starter's names
-        text = file.read_text().replace("orders-to-postgres", f"{topic_name}-totals")
-        for used in ('KafkaSource("{}"', 'NewTopic("{}"', '["{}"]', 'produce("{}"'):
-            text = text.replace(used.format("orders"), used.format(topic_name))
+        text = file.read_text()
+        for pipeline in ("orders-to-postgres", "payments-scored"):
+            text = text.replace(pipeline, f"{topic_name}-totals")
+        for used in ('KafkaSource("{}"', 'NewTopic("{}"', '["{}"]', 'produce("{}"', 'DeadLetters("{}-dead"'):
+            for topic in ("orders", "payments"):
+                text = text.replace(used.format(topic), used.format(topic_name))
         file.write_text(text)
     readme = (command.folder / "README.md").read_text().replace("127.0.0.1:9092", kafka.bootstrap_servers)
     lines = readme.partition("```sh\n")[2].partition("```")[0].splitlines()

@@ -79,9 +79,11 @@ def test_every_row_is_shown() -> None:
 
 
 def test_every_failpoint_of_a_run_is_in_a_row() -> None:
-    """Failpoints of repairs, savepoints, deletions, bounded work, event time and `enrich` have tests of their own."""
+    """Failpoints of repairs, savepoints, deletions, bounded work, event time, `enrich` and HTTP have own tests."""
     crossed = {cell.fault for cell in BY_NAME.values()}
-    elsewhere = ("repair-", "unit-", "publication-", "advance-", "savepoint-", "erasing-", "timed-", "enrich-")
+    elsewhere = (
+        "repair-", "unit-", "publication-", "advance-", "savepoint-", "erasing-", "timed-", "enrich-", "request-",
+    )  # fmt: skip
     assert {name for name in NAMES if not name.startswith(elsewhere)} <= crossed
 
 

@@ -137,6 +137,8 @@ def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:
     said = job_of("unopened").finish_here("--restart", "fixed_delay:attempts=1,delay=10ms", code=1)
     assert "open() of operator 'enrich' raised OSError: no database today" in said
     assert "pipelines.py:" in said
+    remedy = "provide what it opens where the workers run, or correct it."
+    assert said.count(remedy) == 2, "at the restart, and at the end"
     assert "restarting" in said
 
 

@@ -498,6 +498,25 @@ def written(kafka: KafkaCluster, name: str, values: list[bytes], *operators: str
     assert not producer.flush(LIMIT_S)
 
 
+def test_records_that_a_service_has_refused_are_sent_again_by_hand(
+    kafka: KafkaCluster, topic_name: str, command: Callable[..., str]
+) -> None:
+    """Such a letter has no place in the input: a list shows none, and a replay says what to do instead."""
+    topic = kafka.create_topic(f"{topic_name}-dead")
+    reason = Reason(pipeline="shop", operator="hook", kind="sink", holds="record", error="HTTP 422", message="no.")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(topic, b"{}", None, 0, headers=[*reason.headers()])
+    assert not producer.flush(LIMIT_S)
+    shown = command("list", topic)
+    assert "in the letter" in shown
+    assert "None" not in shown
+    said = command("replay", topic)
+    assert "1 dead letter left out: a service has refused it after the checkpoint" in said
+    assert f"Send each again by hand: `dead-letters show {topic} PARTITION:OFFSET`" in said
+    assert "behind an operator" not in said
+    assert "send that again by hand" in command("replay", topic, "0:0", code=2)
+
+
 def values_in(kafka: KafkaCluster, topic: str, count: int) -> list[bytes | None]:
     """The values of *topic*, once there are *count*: a commit ends a moment before readers see it."""
     until(lambda: len(kafka.read_committed(topic)) >= count)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from running import Job, visible
+from running import Job, stop, visible, workers_of
 from tables_fed import Tables
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -72,6 +74,30 @@ def test_a_run_that_is_killed_at_any_time_goes_on(job_of: Callable[..., Job]) ->
         incarnation.kill()
     job.finish("--parallelism", "2")
     tables.assert_joined("inner")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("more", [(), ("--unaligned",)], ids=["aligned", "unaligned"])
+def test_workers_that_are_killed_alone_make_no_difference(
+    more: tuple[str, ...], how: str, job_of: Callable[..., Job]
+) -> None:
+    """At any time, again and again: the coordinator lives, and begins anew at the last checkpoint."""
+    job, chance = job_of("table_pipelines:joined", "--param", f"how={how}", *more), random.Random()
+    tables = tables_of(job)
+    run = job.start("--parallelism", "3", "--param", "pause_ms=1")
+    for _ in range(8):
+        tables.feed(80)
+        run.await_checkpoint()
+        time.sleep(chance.random() / 2)
+        os.kill(chance.choice(workers_of(run)), signal.SIGKILL)
+        run.await_event(lambda event: event["event"] == "running")
+    tables.feed(80)
+    run.await_checkpoint()
+    assert sum(event["event"] == "running" for event in run.events) == 9
+    stop(run)
+    job.finish("--parallelism", "2")
+    tables.assert_joined(how)
 
 
 def test_its_state_is_shown_by_key(job_of: Callable[..., Job]) -> None:

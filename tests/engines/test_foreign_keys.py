@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 
 from exactlyonce.engines.runtime import foreign_key_operators
 from exactlyonce.engines.runtime.batch import Batch, Coordinates
+from exactlyonce.engines.runtime.faults import DeadLetterOutput, Notes
 from exactlyonce.engines.runtime.foreign_key_operators import Answerer, Resolver, Subscriber, TableJoiner
 from exactlyonce.engines.runtime.timed_operators import KeyReader
+from exactlyonce.errors import RecordError
 from exactlyonce.pipeline.foreign_keys import (
     COUNTS,
     RIGHT,
@@ -298,6 +302,44 @@ def test_an_answer_of_the_row_before_it_was_deleted_and_came_again_is_left_out()
     cluster.change_right("f1", deletes=False)
     take("right", "subscriptions", "subscriptions", "answers")
     assert cluster.table == {"l": (cluster.rows["l"].number, cluster.rights["f1"])}
+
+
+def subscriber(by: Callable[[Any], Any], right_key: Any) -> Subscriber:
+    cluster = Cluster("inner", 1, 0)
+    step = Subscriber(
+        "join", cluster.tables["subscribe"].tables[0], range(MAX_PARALLELISM), MAX_PARALLELISM, by, right_key
+    )
+    step.sides = {ROW_VERSIONS: []}
+    return step
+
+
+def subscribed(step: Subscriber, *rows: Any) -> list[Any]:
+    """The foreign keys to which *rows* subscribe."""
+    given: list[Batch] = []
+    step.downstream = [given.append]
+    origins = [Coordinates("in", 0, offset) for offset in range(len(rows))]
+    step(Batch([Record(row, row) for row in rows], origins, [canonical_key(row) for row in rows]))
+    return [msgspec.msgpack.decode(each.foreign_key) for batch in given for each in batch.records]
+
+
+@pytest.mark.parametrize(("right_key", "name"), [(bytes, "bytes"), (int, "int"), (tuple[str, int], "tuple[str, int]")])
+def test_a_foreign_key_of_another_type_than_the_right_tables_keys_is_an_error_of_its_record(
+    right_key: Any, name: str
+) -> None:
+    said = f"by= gives 'ann', of type str, and the keys of the right table are {name}: none would ever be equal"
+    with pytest.raises(RecordError, match=re.escape(said)) as raised:
+        subscribed(subscriber(lambda row: None if row == "nobody" else row, right_key), "nobody", "ann")
+    assert (raised.value.facts["operator"], raised.value.facts["offset"]) == ("join", 1)
+    step = subscriber(lambda row: {"ann": "ann", "bob": b"", "eve": 7, "tom": ("a", 1)}[row], right_key)
+    step.dead_letters = DeadLetterOutput("p", "join", "operator", Notes())
+    assert len(subscribed(step, "ann", "bob", "eve", "tom")) == 1, "the others are dead letters"
+
+
+def test_values_of_several_types_are_one_foreign_key() -> None:
+    known = UUID(int=1)
+    assert subscribed(subscriber(lambda row: row, UUID), str(known)) == [str(known)]
+    assert subscribed(subscriber(lambda row: known, str), "row") == [str(known)]
+    assert subscribed(subscriber(lambda row: row, Any), "a", 1) == ["a", 1]
 
 
 @given(counts=st.lists(st.integers(0, 60), max_size=6))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -325,3 +326,55 @@ def test_at_one_time_the_place_counts_and_not_which_came_first() -> None:
                 take(batch)
         advance(operator, 9, 1)
         assert seen.results == [("a", 2, 0, 5), ("a", 1, 0, 5), ("a", 0, 0, 5)]
+
+
+def _in_time(arrivals: Arrivals) -> Arrivals:
+    """*arrivals* by time, whose order among equals stays."""
+    return sorted(arrivals, key=lambda one: one[2])
+
+
+def _rows(arrivals: Arrivals) -> duckdb.DuckDBPyConnection:
+    """Tables `l` and `r` of *arrivals*: key, time, number, value."""
+    session = duckdb.connect()
+    for side in "lr":
+        session.execute(f"create table {side} (key text, time bigint, number bigint, value bigint)")
+        session.executemany(
+            f"insert into {side} values (?, ?, ?, ?)",
+            [[key, time, number, None if deletes else number] for number, (of, key, time, deletes) in
+             enumerate(arrivals) if of == side] or [[None] * 4],
+        )  # fmt: skip
+        session.execute(f"delete from {side} where key is null")
+    return session
+
+
+IN_SQL = {
+    "inner": "l join r", "left": "l left join r", "right": "l right join r", "full": "l full join r",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("join", [join for join in JOINS if isinstance(join, IntervalJoin)], ids=str)
+@given(arrivals=ARRIVALS, cuts=st.sets(st.integers(0, 39)))
+def test_pairs_within_an_interval_are_those_of_sql(join: IntervalJoin, arrivals: Arrivals, cuts: set[int]) -> None:
+    arrivals = _in_time(arrivals)
+    seen = play(join, arrivals, 0, cuts, 2)
+    rows = _rows(arrivals).execute(
+        f"select coalesce(l.key, r.key), l.number, r.number from {IN_SQL[join.how]} "
+        "on l.key = r.key and r.time - l.time between ? and ?", [join.earliest_ms, join.latest_ms]
+    ).fetchall()  # fmt: skip
+    assert not seen.late
+    assert sorted((result[:3] for result in seen.results), key=_order) == sorted(rows, key=_order)
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@given(arrivals=ARRIVALS, cuts=st.sets(st.integers(0, 39)))
+def test_versions_as_of_a_time_are_those_of_duckdb(how: str, arrivals: Arrivals, cuts: set[int]) -> None:
+    """Of several versions of one time the last one counts; one that is deleted is none, but hides those before."""
+    arrivals = _in_time(arrivals)
+    seen = play(AsOf("0s", how), arrivals, 0, cuts, 2)
+    rows = _rows(arrivals).execute(
+        "with versions as (select key, time, max(number) as number from r group by all) "
+        "select l.key, l.number, r.value from l asof left join versions v on l.key = v.key and l.time >= v.time "
+        "left join r on r.number = v.number where ? or r.value is not null", [how == "left"]
+    ).fetchall()  # fmt: skip
+    assert not seen.late
+    assert sorted((result[:3] for result in seen.results), key=_order) == sorted(rows, key=_order)

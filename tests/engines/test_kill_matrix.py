@@ -11,7 +11,10 @@ from running import Job
 
 from exactlyonce.pipeline.failpoints import NAMES
 
-OTHERS = {"repair", "unit", "publication", "advance", "store", "unaligned", "savepoint", "erasing", "timed", "enrich"}
+OTHERS = {
+    "repair", "unit", "publication", "advance", "store", "unaligned", "savepoint", "erasing", "timed", "enrich",
+    "request",
+}  # fmt: skip
 ELSEWHERE = {name for name in NAMES if name.split("-")[0] in OTHERS}
 """Failpoints that a plain `exactlyonce run` does not meet, but a repair, another store, a savepoint or windows may."""
 STEPS = sorted(set(NAMES) - ELSEWHERE)

@@ -255,7 +255,10 @@ def test_addresses_that_are_none(text: str) -> None:
 def test_requests_that_are_not_served(sent: bytes, status: int, often: bool) -> None:
     """One answer, and the connection ends: what follows a body that nobody reads is no request."""
     answers = {"/live": lambda _: Answer(b"lives\n"), "/ready": lambda _: Answer(b"ready\n")}
-    with serving("127.0.0.1", 0, answers, often=often) as port, socket.create_connection(("127.0.0.1", port)) as client:
+    with (
+        serving("127.0.0.1", 0, answers, keep_alive=often) as port,
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
         client.settimeout(LIMIT_S)
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
@@ -277,7 +280,10 @@ def test_answers_in_the_order_of_the_requests() -> None:
     }
     asked = ["/quick/1", "/waits", "/quick/2", "/both/?a=b%20c&d=", "/quick/3"]
     lines = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in asked]
-    with serving("127.0.0.1", 0, answers, often=True) as port, socket.create_connection(("127.0.0.1", port)) as client:
+    with (
+        serving("127.0.0.1", 0, answers, keep_alive=True) as port,
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
         client.settimeout(LIMIT_S)
         client.sendall("".join(lines).encode())
         client.shutdown(socket.SHUT_WR)
@@ -292,7 +298,10 @@ def test_a_client_that_does_not_read_is_not_read() -> None:
     """So that its answers do not fill the memory of the run; it gets all, once it reads."""
     asked, sent, refused_s = b"GET /quick/" + b"1" * 10_000 + b" HTTP/1.1\r\n\r\n", 0, None
     answers: Paths = {"/quick/*": AtOnce(lambda _: Answer(b"\0" + b"x" * 100_000), lambda _: Answer())}
-    with serving("127.0.0.1", 0, answers, often=True) as port, socket.create_connection(("127.0.0.1", port)) as client:
+    with (
+        serving("127.0.0.1", 0, answers, keep_alive=True) as port,
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
         client.setblocking(False)
         while refused_s is None or time.monotonic() < refused_s + 0.5:
             try:

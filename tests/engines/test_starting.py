@@ -17,7 +17,7 @@ from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local import worker
 
 DOWNLOADS = "exactlyonce.connectors.embedded.jars"
-OTHERS = [f"exactlyonce.sinks.{store}" for store in ("duckdb", "files", "mysql", "postgres", "redis")]
+OTHERS = [f"exactlyonce.sinks.{store}" for store in ("duckdb", "files", "http", "mysql", "postgres", "redis")]
 CLIENTS = {
     "confluent_kafka", "kafka", "pyspark", "psycopg", "pymysql", "redis", "pyarrow", "pyiceberg", "deltalake", "duckdb",
     "rocksdict", "botocore", "hdfs_native", "pytest",

@@ -110,13 +110,16 @@ def test_it_follows_the_checkpoints(job: Job, memory_bytes: int) -> None:
             checkpoint = job.run(some_orders(dice, 1_000 * 1_000 + 4_000 * round_))
             for operator in ("totals", "sizes", "counts"):
                 keys = [canonical_key(key) for key in (*CUSTOMERS, 1, 2, 3)]
-                found = reader.find(operator, keys, min_checkpoint=checkpoint)
+                reader.reach(checkpoint, "30s")
+                found = reader.find(operator, keys)
                 assert (found.checkpoint, sorted(found.states, key=str)) == (checkpoint, job.anew(operator))
                 scanned = [view for group in reader.scan(operator) for view in group.states]
                 assert sorted(scanned, key=str) == job.anew(operator)
             some = next(view for view in job.anew("totals"))
             assert reader.get("totals", some.key) == some.state
             assert reader.get("totals", "nobody") is None
+            with pytest.raises(ConfigError, match="3 is no key of 'totals': its keys are str"):
+                reader.get("totals", 3)
         with pytest.raises(ConfigError, match=r"'total'. Did you mean totals\?"):
             reader.get("total", "c1")
         with pytest.raises(TimeoutError, match=f"Checkpoint {checkpoint + 1} of {job.name} is not complete"):
@@ -132,7 +135,8 @@ def test_what_is_kept_is_not_read_again(job: Job) -> None:
         (recent,) = reader._recent.values()
         before = len(recent._bodies)
         checkpoint = job.run(orders[:1])
-        found = reader.find("totals", keys, min_checkpoint=checkpoint)
+        reader.reach(checkpoint, "30s")
+        found = reader.find("totals", keys)
         assert len(recent._bodies) <= before + 3, "one block of state, and two indexes"
         assert {view.key: view.state["orders"] for view in found.states} == dict.fromkeys(CUSTOMERS, 1) | {"c0": 2}
 
@@ -160,7 +164,7 @@ def test_many_ask_while_it_follows(job: Job) -> None:
             thread.start()
         for _ in range(3):
             newest = job.run(orders, checkpoint_interval="10m")
-        reader.find("totals", keys, min_checkpoint=newest)
+        reader.reach(newest, "30s")
         ended.set()
         for thread in threads:
             thread.join()
@@ -183,7 +187,7 @@ def served(job: Job, token: str | None = None) -> Iterator[Client]:
     with (
         job.reader() as reader,
         StateService(reader, token).following() as paths,
-        serving("127.0.0.1", 0, paths, often=True) as port,
+        serving("127.0.0.1", 0, paths, keep_alive=True) as port,
     ):
         yield Client(port)
 
@@ -199,8 +203,8 @@ def test_over_http(job: Job) -> None:
         assert get("/state/sizes/2")[1]["key"] == 2
         several = get("/state/totals?key=c1&key=nobody&key=c2")[1]
         assert [each["key"] for each in several["states"]] == ["c1", "c2"]
-        ranged = get("/state/totals?from=c1&to=c12&limit=2")[1]["states"]
-        assert [each["key"] for each in ranged] == ["c1", "c2"], "by length, then by letters, as keys are ordered"
+        ranged = get("/state/totals?from=a&to=c12&limit=4")[1]["states"]
+        assert [each["key"] for each in ranged] == ["a/b", *sorted(CUSTOMERS)[:3]]
         window = get("/state/counts/c3")[1]["states"]
         assert [(each["start"], each["state"]) for each in window] == [("1970-01-01T00:16:40Z", 1)]
         assert get(f"/state/totals/c3?min_checkpoint={checkpoint}")[0] == 200
@@ -213,14 +217,35 @@ def test_over_http(job: Job) -> None:
             ("/state/totals/c3?min_checkpoint=x", 400, "min_checkpoint is a number"),
             (f"/state/totals/c3?min_checkpoint={'9' * 5_000}", 400, "min_checkpoint is a number"),
             (f"/state/totals/c3?min_checkpoint={checkpoint + 1}", 504, "is not complete"),
+            (f"/state/totals?from=a&min_checkpoint={checkpoint + 1}", 504, "is not complete"),
         ):
             status, answer = get(path)
             assert (status, why in answer["error"]) == (wanted, True), (path, answer)
 
 
+def test_a_range_is_of_one_checkpoint(job: Job) -> None:
+    """Each run gives each customer an order more; key groups are read while the next one is decided."""
+    orders, ended, seen = [Order(each, 1, 1_000_000) for each in CUSTOMERS], threading.Event(), list[Any]()
+    job.run(orders)
+    with served(job) as get:
+
+        def ask() -> None:
+            while not ended.is_set():
+                seen.append(get("/state/totals?from=a"))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        for _ in range(3):
+            job.run(orders, checkpoint_interval="10m")
+        ended.set()
+        asking.join()
+    assert {status for status, _ in seen} == {200}
+    assert all(len({each["state"]["orders"] for each in answer["states"]}) == 1 for _, answer in seen)
+
+
 def test_a_token(job: Job) -> None:
     job.run([Order("c1", 2, 1_000_000)])
-    with served(job, "sécret") as get:
+    with served(job, "sécret à nous") as get:
         assert get("/state/totals/c1")[0] == 401
         assert get("/state/totals/c1", Authorization="Bearer secret")[0] == 401
-        assert get("/state/totals/c1", Authorization="Bearer sécret".encode())[0] == 200
+        assert get("/state/totals/c1", Authorization="Bearer sécret à nous".encode())[0] == 200

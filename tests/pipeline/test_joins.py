@@ -12,6 +12,7 @@ from exactlyonce import Joined, Output, Pipeline, Record, Session, Tumbling
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.plan import plan
 from exactlyonce.errors import GraphError
+from exactlyonce.pipeline.foreign_keys import Subscribing
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks import KafkaSink
 
@@ -120,6 +121,9 @@ def test_tables_are_joined_by_three_steps_with_exchanges() -> None:
     assert len(plan(joined, 2).shuffles) == 5
     assert plan(joined, 1).shuffles == ()
     assert not joined.timed, "none waits for time"
+    subscribing = joined.node("joined-subscribe").timed
+    assert isinstance(subscribing, Subscribing)
+    assert subscribing.right_key is str
     assert joined.node("out").inputs[0].node == "joined", "changes have no key_by"
     types = [graph(lambda p, how=how: _tables(p, how=how)).node("joined").type for how in ("inner", "left")]  # type: ignore[misc]  # how is bound
     assert types == [
@@ -181,7 +185,10 @@ MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
     r"join\(\) of 5, which is not a keyed stream": lambda p: (
         p.source("orders", orders).key_by(of_id).join("joined", 5, within=("0s", "1s"))  # type: ignore[call-overload]  # a mistake
     ),
-    r"join\(\) of a stream without keys": lambda p: (
+    r"join\(\) of a KafkaSource, which is not a keyed stream: read it by pipeline\.source\(": lambda p: (
+        p.source("orders", orders).key_by(of_id).join("joined", orders, within=("0s", "1s"))  # type: ignore[call-overload]  # a mistake
+    ),
+    r"join\(\) of a stream without keys: put": lambda p: (
         p.source("orders", orders).key_by(of_id).join("joined", p.source("t", timeless), within=("0s", "1s"))  # type: ignore[call-overload]  # a mistake
     ),
     r"join\(\) of a stream of another pipeline, 'q'": lambda p: (
@@ -200,10 +207,10 @@ MISTAKES: dict[str, Callable[[Pipeline], Any]] = {
     "how='full' must be one of 'inner', 'left'.*": lambda p: _tables(p, how="full"),
     "by= gives keys of type int, and those of the right table are str": lambda p: _tables(p, by=of_id),
     r"the lambda.* must take \(row\)": lambda p: _tables(p, by=lambda one, other: "a"),
-    r"join_table\(\) with 5, which is not a keyed stream": lambda p: (
+    r"join_table\(\) with 5, which is not a table": lambda p: (
         p.table("lefts", orders_by_id).join_table("joined", 5, by=of_customer).changes()  # type: ignore[call-overload]  # a mistake
     ),
-    r"join_table\(\) with a stream without keys": lambda p: (
+    r"join_table\(\) with a stream without keys, and both sides are tables": lambda p: (
         p.table("lefts", orders_by_id).join_table("joined", p.source("t", timeless), by=of_customer).changes()  # type: ignore[call-overload]  # a mistake
     ),
     r"join_table\(\) with a keyed stream, and both sides are tables": lambda p: (

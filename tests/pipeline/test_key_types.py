@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.keys import canonical_key, holds_keys, key_schema
+from exactlyonce.pipeline.keys import canonical_key, heads_of, holds_keys, key_schema
 from exactlyonce.sinks import KafkaSink
 
 
@@ -66,6 +67,33 @@ OTHER: list[tuple[Any, Any]] = [
 def test_keys_of_another_type(old: Any, new: Any, holds: bool) -> None:
     """Names of classes, and what wraps a value, are not in the bytes; all else is."""
     assert holds_keys(key_schema(new), key_schema(old)) is holds
+
+
+@pytest.mark.parametrize(
+    ("type_", "keys", "others"),
+    [
+        (str, ["", "a" * 300, Colour.RED, UUID(int=1)], [b"a", 1, None, ("a",)]),
+        (bytes, [b"", b"a" * 300], ["a", 1]),
+        (int, [-1, 200, 2**63], ["1", 1.0, True]),
+        (float, [0.5, 1], ["1", False]),
+        (Colour, [Colour.RED, "red"], [1]),
+        (str | None, ["a", None], [b"a"]),
+        (UUID | int, [UUID(int=1), 1, "text"], [b"a"]),
+        (datetime, [datetime(2026, 1, 1), datetime(2026, 1, 1, tzinfo=timezone.utc)], [1, b"a"]),
+        (tuple[str, int], [("a", 1), Pair("a", 1)], ["a", 1]),
+        (Shop, [Shop("Ulm", 1)], ["Ulm", 1]),
+    ],
+)
+def test_the_first_byte_tells_keys_of_another_type(type_: Any, keys: list[Any], others: list[Any]) -> None:
+    heads = heads_of(key_schema(type_))
+    assert heads is not None
+    assert all(heads[canonical_key(key)[0]] for key in keys)
+    assert not any(heads[canonical_key(key)[0]] for key in others)
+
+
+@pytest.mark.parametrize("type_", [Any, UNKNOWN, object, str | Any])
+def test_any_byte_begins_keys_of_unknown_types(type_: Any) -> None:
+    assert heads_of(key_schema(type_)) is None
 
 
 def test_what_is_written_alike() -> None:

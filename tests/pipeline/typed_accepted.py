@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -21,6 +21,7 @@ from exactlyonce import (
     EventTime,
     Feedback,
     Joined,
+    KeyedStream,
     Max,
     Operator,
     Output,
@@ -54,6 +55,7 @@ from exactlyonce.sinks import (
     DeltaSink,
     DuckDBSink,
     FileSink,
+    HttpSink,
     IcebergSink,
     KafkaSink,
     MySQLSink,
@@ -271,6 +273,24 @@ assert_type(with_total.changes(), Stream[Record[Joined[Any, Order, Total | None]
 with_totals = orders_by_id.join_table("with-totals", totals_of, by=lambda order: order.customer or None)
 assert_type(with_totals, Table[Any, Joined[Any, Order, Total]])
 
+# broadcasts
+
+
+def with_limits(order: Order, totals: Mapping[Any, Total]) -> Total:
+    return totals.get(order.customer, Total(order.customer, 0))
+
+
+class Limits:
+    def __call__(self, order: Order, totals: Mapping[Any, Total]) -> int:
+        return len(totals)
+
+
+assert_type(orders.with_broadcast("limits", totals_of, with_limits), Stream[Total])
+assert_type(orders.with_broadcast("limits-of", totals_of, lambda order, totals: len(totals), output=int), Stream[int])
+assert_type(orders.with_broadcast("class", totals_of, Limits), Stream[int])
+assert_type(by_customer.with_broadcast("keyed", totals_of, with_limits), KeyedStream[str, Total])
+assert_type(by_customer.with_broadcast("keyed-class", totals_of, Limits), KeyedStream[str, int])
+
 # enrich
 
 
@@ -353,6 +373,7 @@ orders.sink("redis", RedisSink("env:CACHE", key=lambda order: f"order:{order.id}
 orders.sink("lines", FileSink("/data/out", format="parquet", roll_interval="1m", roll_bytes=1 << 26))
 orders.sink("delta", DeltaSink("/data/delta", create=True))
 orders.sink("duck", DuckDBSink("shop.duckdb", table="orders", mode="upsert", key="id"))
+orders.sink("hook", HttpSink("https://shop.example/hook", key=lambda order: order.id, timeout=timedelta(seconds=5)))
 orders.sink("ice", IcebergSink("shop.orders", catalog={"type": "rest"}, create=True))
 orders.map(Enrich).sink("wide", PrintSink())
 

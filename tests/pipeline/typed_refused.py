@@ -91,6 +91,8 @@ by_id.join("table", pipeline.table("t", KafkaSource.records("t", value=Order)), 
 orders_by_id = pipeline.table("by-id", KafkaSource.records("t", value=Order))
 orders_by_id.join_table("stream", by_id, by=lambda order: order.customer)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 orders_by_id.join_table("row", orders_by_id, by=lambda order: order.missing)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+orders.with_broadcast("stream", by_id, lambda order, rows: order)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+orders.with_broadcast("row", orders_by_id, lambda order: order)  # type: ignore[arg-type, misc]  # pyright: ignore[reportArgumentType, reportCallIssue]
 pipeline.table("values", KafkaSource("t", value=Order))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

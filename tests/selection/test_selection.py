@@ -203,7 +203,7 @@ def test_every_mark_is_meant(collected_tests: list[pytest.Item]) -> None:
 
 
 def test_the_matrix_is_where_make_looks_for_it(collected_tests: list[pytest.Item]) -> None:
-    (line,) = re.findall(r"--matrix .*", (ROOT / "Makefile").read_text())
+    (line,) = re.findall(r"--matrix (?:.*\\\n)*.*", (ROOT / "Makefile").read_text())
     places = tuple(word for word in line.split() if word.startswith("tests/"))
     marked = {item.nodeid for item in collected_tests for marker in item.iter_markers("exhaustive")
               if marker.kwargs.get("matrix")}  # fmt: skip

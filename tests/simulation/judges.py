@@ -19,6 +19,7 @@ from topologies import CYCLE, HOLDING, MAX_PARALLELISM, Event
 from watched import demand
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, OperatorSnapshot
+from exactlyonce.engines.runtime.batch import records_in
 from exactlyonce.pipeline.joins import AsOf
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.timers import kept_entry
@@ -45,7 +46,8 @@ class OracleUnaligned(Oracle):
             for channel, event in self._frames(self._log(log)):
                 records += 1
                 _, consumer, *right = channel.rpartition(":")[0].split(">")
-                if not right:  # a version comes to no sink
+                demand("-rows>" not in channel, f"a row of all subtasks is on its way at {manifest.checkpoint}")
+                if event is not None and not right:  # a version comes to no sink
                     self._await(consumer, event, seen)
             what = f"{log.task} {log.subtask} of checkpoint {manifest.checkpoint} has {records} records on their way"
             demand(records == log.records, f"{what}, not {log.records}")
@@ -72,13 +74,17 @@ class OracleUnaligned(Oracle):
         refs = self._listed(log) if log.indexed else log.blocks
         return b"".join(zlib.decompress(self._body(ref)) for ref in refs)
 
-    def _frames(self, log: bytes) -> list[tuple[str, Event]]:
-        found = []
+    def _frames(self, log: bytes) -> list[tuple[str, Event | None]]:
+        """The records by channel; None is a change of a row."""
+        found: list[tuple[str, Event | None]] = []
         while log:
             name, size = int.from_bytes(log[:2], "big"), int.from_bytes(log[2:6], "big")
             channel, frame, log = log[6 : 6 + name].decode(), log[6 + name : 6 + name + size], log[6 + name + size :]
             demand(len(frame) == size, f"a log of what was on its way on {channel} is cut off")
-            found += [(channel, event) for event in _decoder.decode(frame).events]
+            if "-rows>" in channel or channel.rpartition(":")[0].endswith("-rows"):
+                found += [(channel, None)] * records_in(frame)
+            else:
+                found += [(channel, event) for event in _decoder.decode(frame).events]
         return found
 
     def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:

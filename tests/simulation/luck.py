@@ -50,6 +50,10 @@ _CYCLES = Luck(
     kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
     chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
 )
+_JOINS = Luck(
+    kinds=("kill_worker", "kill_worker", "slow_worker", "slow_worker", "crash_coordinator", "stop"),
+    chances={"_chance": 0.006, "_request_chance": 0.005, "cleaned_chance": 0.0}, rescale_chance=0.5,
+)  # fmt: skip
 _CALM = {"_chance": 0.0, "_request_chance": 0.0}
 _LOAD = Luck(
     chances={**_CALM, "_network_chance": 0.0, "_delivery_chance": 0.0, "_marker_chance": 0.0, "_decided_chance": 0.0,
@@ -221,6 +225,8 @@ LUCK = {
         kinds=("poison", "poison", "kill_writing_worker", "crash_coordinator"), fates=("crash", "sleep"),
         chances={"_chance": 0.006, "_network_chance": 0.003, "_request_chance": 0.01},
     ),
+    "joins": _JOINS,
+    "unaligned joins": replace(_JOINS, settings={"unaligned": True}),
 }  # fmt: skip
 """Lucks by name."""
 NONE = Luck()

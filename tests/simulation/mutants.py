@@ -12,7 +12,7 @@ from importlib import import_module
 from planting import MUTANTS
 from remembered import forget
 
-for place in ("workers", "channels", "coordinators", "stores", "load", "windows"):
+for place in ("workers", "channels", "coordinators", "stores", "load", "windows", "broadcasts", "joins"):
     import_module(f"mutants_of_{place}")  # enters its own
 
 

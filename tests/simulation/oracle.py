@@ -16,7 +16,7 @@ from ledgers import Ledgers, WatchedStore
 from outside import Left, Outside
 from readers import Place, Readers, all_ways
 from savepoints import Savepoints
-from topologies import CYCLE, KEEPING, MAX_PARALLELISM, Input, Tally, Topology
+from topologies import CYCLE, KEEPING, MAX_PARALLELISM, Event, Input, Tally, Topology, rule_of
 from watched import TOPIC, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
@@ -260,18 +260,24 @@ class Oracle:
             self._state(manifest, operator)
         if n:
             have = {operator.operator for operator in manifest.operators}
-            kept = {step.id for step in self.topology.of(*KEEPING)}
-            demand(have == kept, f"checkpoint {n} has state of {sorted(have)}")
+            demand(have == self._kept(), f"checkpoint {n} has state of {sorted(have)}")
         for sink in self.sinks:
             self._judge_records(n, sink, sum(c.records for c in manifest.committables if c.sink == sink), before[sink])
         for sink in self.topology.stores:
             self._judge_records(n, sink, sum(c.records for c in manifest.staged if c.sink == sink), before[sink])
+        if self.topology.of("rules"):
+            self.readers.rules_decided(self._rules(manifest))
         self.savepoints.decided(manifest)
         self._retained[n], self._stands_on[n] = manifest, self._references(manifest)
         self.manifests[n], self.unfinalized = manifest, manifest
         self._attempt_decided = max(self._attempt_decided, (manifest.incarnation, manifest.attempt))
         self.binding = {c.transactional_id: named(c) for c in manifest.committables}
         self.ever_named.update(self.binding.values())
+
+    def _kept(self) -> set[str]:
+        """The operators with state."""
+        kept = {step.id for step in self.topology.of(*KEEPING)}
+        return kept | {f"{step.id}-rows" for step in self.topology.of("rules")}
 
     def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
         wanted = self._owed[sink] - owed_before
@@ -300,8 +306,8 @@ class Oracle:
                 self._owed[step.id] += len(ways[step.id])
 
     def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
-        step = next(each for each in self.topology.steps if each.id == operator.operator)
-        if step.kind not in ("count", "tally"):
+        step = next((each for each in self.topology.steps if each.id == operator.operator), None)
+        if step is None or step.kind not in ("count", "tally"):
             return
         n, tally = manifest.checkpoint, step.kind == "tally"
         try:
@@ -310,6 +316,14 @@ class Oracle:
             raise Broken(f"the state of {step.id} at checkpoint {n} cannot be read: {error}") from error
         found = {key: state.total if tally else state for key, state in table.items()}
         self._judge_state(n, step.id, found)
+
+    def _rules(self, manifest: Manifest) -> dict[str, int]:
+        """The rows at *manifest*, by rule the offset of the record that each is."""
+        kept = [operator for operator in manifest.operators if operator.operator.endswith("-rows")]
+        tables = [self._stored(manifest.checkpoint, operator, Event).table(HashMapBackend()) for operator in kept]
+        rules = {rule_of(row.partition, row.first): row.offset for table in tables for _, row in table.items()}
+        self.met["rules of a checkpoint"] += bool(rules)
+        return rules
 
     def _stored(self, checkpoint: int, operator: OperatorSnapshot, type_: Any) -> CheckpointedState:
         """The state of *operator* for all key groups."""

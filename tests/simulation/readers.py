@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +19,11 @@ from topologies import (
     Input,
     Step,
     Topology,
+    deletes_rule,
     floor_at,
     is_late,
     marked,
+    rule_of,
     time_at,
     time_of,
 )
@@ -41,7 +45,7 @@ def ways_of(topology: Topology, origin: str, offset: int, begin: str = "") -> di
 
 def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: int, begin: str) -> None:
     for step in topology.steps:
-        inputs = step.inputs[:1] if step.kind == "as_of" else step.inputs
+        inputs = step.inputs[:1] if step.kind in ("as_of", "rules") else step.inputs
         come = [way for each in inputs for way in ways[each]]
         come += [begin] if step.id == origin else []
         match step.kind:
@@ -128,6 +132,26 @@ class Readers:
         """The record that an update stems from, by count, key and number: the same in every sink."""
         self._given: dict[tuple[Any, ...], tuple[int, ...]] = {}
         """The totals of a record, by count: the same in every sink."""
+        self._begins: dict[Place, list[int]] = {place: [] for place in decided}
+        """Sn of each manifest."""
+        self._rules: list[dict[str, int]] = []
+        """The offset of the newest record of each rule, of each manifest: at least that high."""
+
+    def rules_decided(self, rows: dict[str, int]) -> None:
+        """A manifest is decided with these *rows*, by rule the offset of the record that each is."""
+        for place, begins in self._begins.items():
+            begins.append(self._decided[place])
+        before = self._rules[-1] if self._rules else {}
+        deleted = {rule: self._deleted(rule, newest) for rule, newest in before.items() if rule not in rows}
+        self._rules.append(deleted | rows)
+
+    def _deleted(self, rule: str, newest: int) -> int:
+        """The offset of the first record at *newest* or after it that deletes *rule*."""
+        partition, _, first = rule.partition("/")
+        records = self._inputs["more"].partitions[int(partition)]
+        gone = [at for at, (key, _) in enumerate(records) if key == first and at >= newest and deletes_rule(at)]
+        demand(gone, f"rule {rule} is gone, which nothing has deleted")
+        return gone[0]
 
     def read(self, sink: str, value: bytes) -> None:
         event = _decode(value)
@@ -182,11 +206,33 @@ class Readers:
             total = 1 if now >= last + TTL_MS else total + 1
             self._lasts[sink, event.first] = max(last, now), total
             wanted: tuple[int, ...] = (total,)
+        elif step is not None and step.kind == "rules":
+            self._judge_rules(sink, step, event)
+            return
         elif step is not None and step.kind == "as_of":
             wanted = self._version(step.inputs[1], event.first, time_of(event))
         else:
             return
         demand(event.totals == wanted, f"{_it(event)} has {event.totals} in {sink}, not {wanted}")
+
+    def _judge_rules(self, sink: str, step: Step, event: Event) -> None:
+        """It has rules of decided records, and none older than those of the manifest before it was read."""
+        numbers = event.totals[1:] if step.inputs[0] != event.source else event.totals
+        rules = {rule_of(p, f"k{key}"): (p, at) for p, at, key in batched(numbers, 3)}
+        demand(len(rules) == len(numbers) // 3, f"{_it(event)} has a rule twice in {sink}")
+        for rule, (partition, at) in rules.items():
+            first, _ = self._inputs["more"].partitions[partition][at]
+            demand(rule == rule_of(partition, first) and not deletes_rule(at), f"{_it(event)} has no rule, {rule}")
+            demand(at < self._decided["more", partition], f"{_it(event)} has rule {rule} before its manifest in {sink}")
+        known = bisect_right(self._begins[event.source, event.partition], event.offset)
+        for rule, least in self._rules[known - 1].items() if known else ():
+            if rule in rules:
+                newest = rules[rule][1]
+            elif not deletes_rule(newest := least):
+                newest = self._deleted(rule, least)
+            demand(newest >= least, f"{_it(event)} has {rule} of {newest} in {sink}, and {least} was decided before it")
+            decided = self._decided["more", int(rule.partition("/")[0])]
+            demand(newest < decided, f"{_it(event)} lacks {rule} in {sink} before the manifest of its deletion")
 
     def _version(self, source: str, key: str, time: int) -> tuple[int, ...]:
         """The partition and offset of the newest record of *source* with *key* at *time*."""
@@ -203,6 +249,10 @@ class Readers:
         for sink, inputs in self._inputs_of.items():
             other, there = shown.setdefault(inputs, (sink, self._shown[sink]))
             demand(self._shown[sink] == there, f"{sink} does not show what {other} shows")
+
+
+def batched(numbers: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+    return (numbers[start : start + count] for start in range(0, len(numbers), count))
 
 
 def _held(topology: Topology) -> set[str]:

@@ -238,7 +238,8 @@ class ReplayEnds:
                 self.replay.frames[edge.name, self.subtask, receiver].append(watermark)
 
         parallelism, max_parallelism = self.replay.plan.parallelism, self.replay.plan.graph.max_parallelism
-        return ops.Shuffle(edge.name, send, parallelism, max_parallelism, tell=tell)
+        shuffle = ops.ToAll if edge.to_all else ops.Shuffle
+        return shuffle(edge.name, send, parallelism, max_parallelism, tell=tell)
 
     def write(self, node: Node) -> Push:
         if not isinstance(node.sink, KafkaSink):

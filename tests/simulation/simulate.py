@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from luck import LUCK
-from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, NAMED_SHAPES, SHAPES, WINDOW_SHAPES
+from topologies import ANY_LOAD, ANY_STORE, JOIN_SHAPES, LOOP_SHAPES, NAMED_SHAPES, SHAPES, WINDOW_SHAPES
 from watched import Broken
 from world import replay_command, simulate
 
@@ -40,6 +40,8 @@ def shapes_of(luck: str) -> list[str | None]:
         return [*LOOP_SHAPES]
     if "windows" in luck:
         return [*WINDOW_SHAPES]
+    if "joins" in luck:
+        return [*JOIN_SHAPES]
     if LUCK[luck].load:
         return [ANY_LOAD]
     return [ANY_STORE] if LUCK[luck].stores else [None]

@@ -15,7 +15,7 @@ import pytest
 from luck import HARMS, LUCK
 from mutants import MUTANTS, SAMPLE
 from simulate import main, shapes_of
-from topologies import ANY_STORE, LOOP_SHAPES, SHAPES, WINDOW_SHAPES
+from topologies import ANY_STORE, BROADCAST_SHAPES, JOIN_SHAPES, LOOP_SHAPES, SHAPES, WINDOW_SHAPES
 from world import lived, replay_command, simulate
 
 FAULTS = {
@@ -103,6 +103,26 @@ def test_windows_take_each_record_once_whatever_happens(shape: str, luck: str, m
     wanted = ("worker crashed", "rescaled", "clean end", *met)
     if shape != "expiring":
         wanted += ("record in a window",)
+    assert [each for each in wanted if not seen[each]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", BROADCAST_SHAPES)
+@pytest.mark.parametrize("luck", ["network", "unaligned", "crowded", "savepoints between", "unaligned replays"])
+def test_rows_that_all_subtasks_have_are_those_of_the_checkpoint(shape: str, luck: str) -> None:
+    seen = lived(range(12), shape, luck)
+    wanted = ["worker crashed"] * (luck != "network" and "replays" not in luck) + ["rules of a checkpoint"]
+    assert [each for each in wanted if not seen[each]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", JOIN_SHAPES)
+@pytest.mark.parametrize(("luck", "met"), [("joins", ["stop asked for"]), ("unaligned joins", ["record on its way"])])
+def test_tables_are_joined_as_they_are_at_each_checkpoint(shape: str, luck: str, met: list[str]) -> None:
+    seen = lived(range(40), shape, luck)
+    wanted = ("worker crashed", "rescaled", "clean end", "join judged", "result gone", *met)
     assert [each for each in wanted if not seen[each]] == []
 
 

@@ -7,7 +7,7 @@ right. Functions from `Event` to `Event` are the steps for the engine; the words
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache, wraps
@@ -15,11 +15,12 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from exactlyonce import Emit, EventTime, Joined, Pipeline, Timers, Tumbling, Windowed
+from exactlyonce import Emit, EventTime, Joined, Pipeline, Record, Timers, Tumbling, Windowed
 from exactlyonce.connectors.kafka.source import KafkaSource
 from exactlyonce.pipeline.event_time import ms_of
 from exactlyonce.pipeline.functions import Output
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.stream import Table
 from exactlyonce.sinks.kafka.sink import KafkaSink
 
 PIPELINE = "p"
@@ -71,6 +72,12 @@ class Step:
     - clocked: likewise, until a timer by the clock; none is late.
     - as_of: likewise, until their time; `totals` are then the partition and offset of the newest record of its second
       input with the same key, at that time or before.
+    - rules: passes on every record of its first input, with the rows of a table in `totals`: for each row the partition
+      and offset of the record of its second input that it is, and the number of its key. Its key is the partition and
+      `first`; a record whose offset is 2 modulo 4 deletes it.
+    - join: the rows of its first input, a source, by their first key, each with the row of its second input whose first
+      key is its second: `totals` are that row's partition and offset. A row that is gone has `GONE` as its way.
+    - left_join: likewise, also without a row of the second input: `totals` are empty.
     - sink: writes every record, keyed.
     - store: writes every record, to a store that keeps a ledger.
     """
@@ -84,6 +91,8 @@ class Step:
 
 HOLDING = ("window", "timer", "clocked", "as_of")
 """The kinds that hold records."""
+JOINING = ("join", "left_join")
+"""The kinds of joins of tables, whose sources give rows: see `is_gone`."""
 KEEPING = ("count", "tally", "expiring", *HOLDING)
 """The kinds with state."""
 
@@ -104,11 +113,16 @@ class Topology:
     @property
     def is_stateless(self) -> bool:
         """Whether it is made of chains without state: no subtask has a second input."""
-        return not self.of("count", "tally", "union")
+        return not self.of("count", "tally", "union", *JOINING)
 
     @property
     def has_times(self) -> bool:
         return bool(self.of("window", "timer", "as_of", "expiring"))
+
+    @property
+    def tables(self) -> set[str]:
+        """The sources of rows."""
+        return {source for step in self.of(*JOINING) for source in step.inputs}
 
     @property
     def loops(self) -> list[str]:
@@ -159,6 +173,15 @@ LATE_OFFSET = 5
 def is_late(offset: int) -> bool:
     """Whether its time, and the last millisecond of its window, are not above its floor."""
     return offset % PERIOD == LATE_OFFSET
+
+
+GONE = "gone/"
+"""The way of a result that no longer stands."""
+
+
+def is_gone(offset: int) -> bool:
+    """Whether a message of a table deletes its row."""
+    return offset % 5 == 3
 
 
 # --- for the engine -------------------------------------------------------------------------------------------------
@@ -289,6 +312,31 @@ def _with_version(joined: Joined[str, Event, Event | None]) -> Event:
     return left if right is None else _counted(_counted(left, right.partition), right.offset)
 
 
+def deletes_rule(offset: int) -> bool:
+    """Whether a record of a table deletes the row of its key."""
+    return offset % 4 == 2
+
+
+def rule_of(partition: int, first: str) -> str:
+    """The key of the row that a record is."""
+    return f"{partition}/{first}"
+
+
+def _rule(event: Event) -> Record[Event | None]:
+    return Record(None if deletes_rule(event.offset) else event, rule_of(event.partition, event.first))
+
+
+def _ruled(event: Event, rules: Mapping[str, Event]) -> Event:
+    for rule in rules.values():
+        for number in (rule.partition, rule.offset, int(rule.first[1:])):
+            event = _counted(event, number)
+    return event
+
+
+def _result(result: Record[Joined[str, Event, Event | None] | None]) -> Event:
+    return Event("", -1, -1, result.key, "", GONE) if result.value is None else _with_version(result.value)
+
+
 def _appended(events: list[Event], event: Event) -> list[Event]:
     return [*events, event]
 
@@ -340,6 +388,9 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
     for step in topology.steps:
         inputs = [streams[each] for each in step.inputs] if step.kind != "loop" else []
         match step.kind:
+            case "source" if step.id in topology.tables:
+                rows = KafkaSource.records(topic_of(step.id), key=str, value=Event)
+                streams[step.id] = pipeline.table(step.id, rows)
             case "source":
                 timed: EventTime[Event] | None = None
                 if topology.has_times:
@@ -369,6 +420,13 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                 streams[step.id] = keyed.stateful_map(step.id, _expiring, ttl=f"{TTL_MS}ms")
             case "earlier":
                 streams[step.id] = inputs[0].with_time(_window_before, disorder=f"{2 * WINDOW_MS}ms", id=step.id)
+            case "rules":
+                changes = pipeline._builder._as_table(inputs[1].map(_rule, id=f"{step.id}-changes")._origin, str)
+                streams[step.id] = inputs[0].with_broadcast(step.id, Table(pipeline._builder, changes), _ruled)
+            case "join" | "left_join":
+                how = "inner" if step.kind == "join" else "left"
+                joined = inputs[0].join_table(step.id, inputs[1], by=_key("second"), how=how)
+                streams[step.id] = joined.changes().map(_result, id=f"{step.id}-records")
             case "clocked":
                 streams[step.id] = inputs[0].key_by(_key(step.key)).process(step.id, HoldsByClock, order="arrival")
             case "window" | "timer" | "as_of":
@@ -471,8 +529,23 @@ WINDOW_SHAPES = {
     "as-of": "in: source, more: source, joined: as_of in more, out: sink joined, late: sink joined~",
 }
 """State by time: no record of an earlier window is late for a later one."""
+BROADCAST_SHAPES = {
+    "rules": "in: source, more: source, ruled: rules in more, out: sink ruled",
+    "rules-shuffled": """
+        in: source, more: source, totals: COUNT in by second, ruled: rules totals more, lasts: count ruled,
+        out: sink ruled, copy: sink lasts""",
+}
+"""A table whose rows all subtasks have."""
+JOIN_SHAPES = {
+    "foreign-key": "lefts: source, rights: source, joined: join lefts rights, out: sink joined",
+    "foreign-key-left": "lefts: source, rights: source, joined: left_join lefts rights, out: sink joined",
+}
+"""Tables joined by a foreign key."""
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
-NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES, **WINDOW_SHAPES}
+NAMED_SHAPES = {
+    **STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES, **WINDOW_SHAPES, **BROADCAST_SHAPES,
+    **JOIN_SHAPES,
+}  # fmt: skip
 """Reached by name only: what a seed draws without is what it always drew."""
 SIMPLE = {"chain", "store-chain", "store-alone", "stateless"}
 """Those that have more input."""
@@ -524,7 +597,26 @@ def load_for(topology: Topology, rng: random.Random, records: int) -> dict[str, 
     }
 
 
+def tables_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
+    """Rows, whose first keys each have one partition; the second key of a left row may be that of no right row."""
+    keys = {
+        source: [[f"{source}{p}.{i}" for i in range(rng.randint(2, 4))] for p in range(rng.randint(1, 3))]
+        for source in topology.sources
+    }
+    ((lefts, rights),) = (step.inputs for step in topology.of(*JOINING))
+    referred = {lefts: [*(key for own in keys[rights] for key in own), "nobody"], rights: [""]}
+    return {
+        source: Input(
+            [[(rng.choice(own), rng.choice(referred[source])) for _ in range(rng.randint(12, 50))] for own in parts],
+            len(parts),
+        )
+        for source, parts in keys.items()
+    }
+
+
 def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
+    if topology.tables:
+        return tables_for(topology, rng)
     keys = [f"k{i}" for i in range(rng.randint(2, 5))]
     most = 100 if topology.simple else 50
     found = {}

@@ -16,6 +16,7 @@ import msgspec
 from bounds import bounds
 from coordinator import SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
+from joins import OracleJoins
 from judges import OracleAlignedWindows, OracleAtLeastOnce, OracleUnaligned, OracleWindows
 from load import Load
 from local_files import LocalState, fetching_seldom
@@ -24,7 +25,7 @@ from oracle import Oracle
 from outside import Outside
 from remembered import remembered
 from stores import Stores
-from topologies import HOLDING, PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of, under_load
+from topologies import HOLDING, PIPELINE, Event, built, drawn, graph_of, inputs_for, is_gone, topic_of, under_load
 from watched import TOPIC, Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.commits.kafka import TRIES_AGAIN
@@ -130,6 +131,8 @@ class World(SimulatedWorld):
             judge = OracleUnaligned
         if self.topology.of(*HOLDING, "expiring"):
             judge = OracleWindows if self.settings.unaligned else OracleAlignedWindows
+        if self.topology.tables:
+            judge = OracleJoins
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,
@@ -219,11 +222,16 @@ class World(SimulatedWorld):
             records = self.inputs[source].partitions[partition]
             if fed < min(goal, len(records)) and partition < self.partitions_of(topic_of(source)):
                 end = min(goal, len(records))
-                batch = [
-                    (None, _encode(Event(source, partition, offset, *records[offset]))) for offset in range(fed, end)
-                ]
+                batch = [self._message(source, partition, offset) for offset in range(fed, end)]
                 if self.broker.produce(None, self._feeder(), 0, topic_of(source), partition, batch).error is Error.NONE:
                     self._fed[source, partition] = end
+
+    def _message(self, source: str, partition: int, offset: int) -> tuple[bytes | None, bytes | None]:
+        first, second = self.inputs[source].partitions[partition][offset]
+        value = _encode(Event(source, partition, offset, first, second))
+        if source not in self.topology.tables:
+            return None, value
+        return first.encode(), None if is_gone(offset) else value
 
     def _feeder(self) -> int:
         return self.broker.init_transactions(None).producer_id

@@ -289,7 +289,9 @@ class Assembly:
         receivers, groups = self.plan.parallelism, self.plan.graph.max_parallelism
         writer = self._file(self.stage.files, f"channel-{edge.name}", receivers)
         exact = self.unit.order is not None
-        sending = Sending(edge.name, self.unit.subtask, groups, codec, writer, self.clock, exact=exact)
+        sending = Sending(
+            edge.name, self.unit.subtask, groups, codec, writer, self.clock, exact=exact, to_all=edge.to_all
+        )
         self.sendings.append(sending)
         return sending.shuffle
 

@@ -39,7 +39,7 @@ from exactlyonce.engines.bounded.unit.staging import (
     read_outputs,
 )
 from exactlyonce.engines.runtime.batch import Batch, BatchCodec, OpenFrame, coordinates_of
-from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput
+from exactlyonce.engines.runtime.operators import Shuffle, SinkOutput, ToAll
 from exactlyonce.engines.runtime.watermarks import Watermark, encode_signal
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
@@ -118,7 +118,8 @@ class _Channel:
 
 
 class Sending:
-    """A shuffle's output: *shuffle* distributes records to the receiving subtasks, all in one file.
+    """A shuffle's output: *shuffle* distributes records to the receiving subtasks, all in one file; *to_all*: it sends
+    each to all of them.
 
     A watermark waits until the frame before it is full: later is always right. With *exact* it keeps its place.
     """
@@ -133,11 +134,13 @@ class Sending:
         clock: BatchTime,
         *,
         exact: bool = False,
+        to_all: bool = False,
     ) -> None:
         self._edge, self._sender, self._writer, self._clock, self._exact = edge, sender, writer, clock, exact
         limits = _records_max(writer.receivers), _bytes_max(writer.receivers)
         self._channels = [_Channel(receiver, codec, writer, *limits) for receiver in range(writer.receivers)]
-        self.shuffle = Shuffle(edge, self._send, writer.receivers, max_parallelism, groups=set(), tell=self._tell)
+        shuffle = ToAll if to_all else Shuffle
+        self.shuffle = shuffle(edge, self._send, writer.receivers, max_parallelism, groups=set(), tell=self._tell)
 
     def _send(self, receiver: int, batch: Batch) -> None:
         self._channels[receiver].add(batch, self._clock.time_ms)

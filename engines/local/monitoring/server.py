@@ -21,10 +21,13 @@ from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked, AtOnce, Paths
 from exactlyonce.pipeline.errors import ConfigError
+
+T = TypeVar("T")
 
 POLL_S = 0.1
 """How often a server looks which clients have had their time."""
@@ -41,10 +44,10 @@ ELSEWHERE = Answer(b"Ask for it by its address, or as localhost.\n", status=403)
 
 
 @contextmanager
-def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Iterator[int]:
+def serving(host: str, port: int, paths: Paths, *, keep_alive: bool = False) -> Iterator[int]:
     """Serve *paths* at *host* and *port*, 0 for any free one, while the context is open. Gives the port.
 
-    *often*: a client may keep its connection for the next request, for `REQUEST_S` after each.
+    *keep_alive*: a client may keep its connection for the next request, for `REQUEST_S` after each.
 
     Raises `ConfigError` if the address cannot be used.
     """
@@ -58,7 +61,7 @@ def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Itera
             f"port that nothing else uses."
         ) from None
     loop = asyncio.new_event_loop()
-    server = _Server(loop, paths, local=is_loopback(host), often=often)
+    server = _Server(loop, paths, local=is_loopback(host), keep_alive=keep_alive)
     accepting = loop.run_until_complete(loop.create_server(partial(_Client, server), sock=listening))
     loop.call_soon(server.look_after)
     thread = threading.Thread(target=loop.run_forever, name="http", daemon=True)
@@ -76,6 +79,8 @@ def serving(host: str, port: int, paths: Paths, *, often: bool = False) -> Itera
 
 
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header has; there may be any other byte, and tabs."""
 
 
 class _Refused(Exception):
@@ -98,7 +103,7 @@ class _Request:
         headers = dict[str, str]()
         for line in lines:
             name, colon, value = line.partition(":")
-            if not colon or not name.isascii() or name != name.strip() or not value.isprintable():
+            if not colon or not name.isascii() or name != name.strip() or _CONTROL.search(value):
                 raise _Refused(HTTPStatus.BAD_REQUEST)
             headers[name.lower()] = value.strip()
         method, target, version = words
@@ -121,16 +126,16 @@ class _Request:
 class _Server:
     """What all clients share. But for its making, it is used on the loop's thread alone."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, paths: Paths, *, local: bool, often: bool) -> None:
-        self.loop, self.often = loop, often
+    def __init__(self, loop: asyncio.AbstractEventLoop, paths: Paths, *, local: bool, keep_alive: bool) -> None:
+        self.loop, self.keep_alive = loop, keep_alive
         self._paths, self._local = paths, local
         self._below = {path.removesuffix("*"): answer for path, answer in paths.items() if path.endswith("/*")}
         self._here = Answer(f"Here are {', '.join(sorted(paths))}.\n".encode(), status=404)
         self.date = formatdate(usegmt=True)
         """Now, as answers show it."""
         self._waiting = queue.SimpleQueue[tuple[Callable[[], Answer], _Client] | None]()
-        """For one of the threads, of which there are as many as ever answers were waited for at once: starting one
-        would hold up the loop each time."""
+        """For one of the threads, of which there are as many as ever answers were waited for at once, up to
+        `CLIENTS_MAX`: starting one would hold up the loop each time."""
         self._threads = self._waited_for = 0
         self._clients: dict[_Client, float] = {}
         """Since when each has its time, oldest first."""
@@ -174,10 +179,10 @@ class _Server:
         )
         if found is None:
             return self._here
-        if isinstance(found, AtOnce) and (answer := found.quick(asked)) is not None:
+        if isinstance(found, AtOnce) and (answer := _given(partial(found.quick, asked))) is not None:
             return answer
         self._waited_for += 1
-        if self._waited_for > self._threads:
+        if CLIENTS_MAX > self._threads < self._waited_for:
             self._threads += 1
             threading.Thread(target=self._work, name="answer", daemon=True).start()
         self._waiting.put((partial(found, asked), client))
@@ -190,17 +195,22 @@ class _Server:
     def _work(self) -> None:
         while (waiting := self._waiting.get()) is not None:
             answer_of, client = waiting
-            try:
-                answer = answer_of()
-            except Exception:  # a defect, of which the client is told
-                traceback.print_exc()
-                answer = FAILED
+            answer = FAILED if client.connection.is_closing() else _given(answer_of)
             with suppress(RuntimeError):  # the server has ended meanwhile
                 self.loop.call_soon_threadsafe(client.answered, answer)
 
     def end_threads(self) -> None:
         for _ in range(self._threads):
             self._waiting.put(None)
+
+
+def _given(answer_of: Callable[[], T]) -> T | Answer:
+    """The answer; of a defect, a word that there is one."""
+    try:
+        return answer_of()
+    except Exception:
+        traceback.print_exc()
+        return FAILED
 
 
 class _Client(asyncio.Protocol):
@@ -211,7 +221,7 @@ class _Client(asyncio.Protocol):
     def __init__(self, server: _Server) -> None:
         self._server = server
         self._unread = bytearray()
-        self._is_last = not server.often
+        self._is_last = not server.keep_alive
         """Whether the connection ends with the answer at hand."""
         self._has_ended = False
         """Whether all is said: what still comes is not read."""
@@ -280,7 +290,7 @@ class _Client(asyncio.Protocol):
     def _give(self, answer: Answer, *, is_last: bool) -> None:
         status = HTTPStatus(answer.status)
         head = (
-            f"HTTP/1.{int(self._server.often)} {status.value} {status.phrase}",
+            f"HTTP/1.{int(self._server.keep_alive)} {status.value} {status.phrase}",
             f"Date: {self._server.date}",
             f"Content-Type: {answer.content_type}",
             f"Content-Length: {len(answer.body)}",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import hmac
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -23,9 +23,9 @@ from urllib.parse import unquote
 from exactlyonce.engines.local.monitoring.server import is_loopback
 from exactlyonce.engines.local.monitoring.serving import Answer, Asked, AtOnce, Paths
 from exactlyonce.engines.options import listening_at
-from exactlyonce.engines.savepoints.contents import possible_keys
+from exactlyonce.engines.savepoints.contents import decoded, possible_keys
 from exactlyonce.engines.savepoints.shown_state import KeyView, TimedKeyView
-from exactlyonce.engines.savepoints.state_reader import LOOK_S, Found, NotAtHand, StateReader
+from exactlyonce.engines.savepoints.state_reader import LOOK_S, AtHand, Found, NotAtHand, StateReader
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.secrets import is_reference, look_up
@@ -49,6 +49,10 @@ def token_for(address: str, reference: str, name: str) -> str | None:
             f"{name} env:STATE_TOKEN, or listen at a port of 127.0.0.1."
         )
     return look_up(name, reference) if reference else None
+
+
+States = StateReader | AtHand
+"""What is asked: the reader itself, or what is at hand of it."""
 
 
 class Refused(Exception):
@@ -87,16 +91,16 @@ class StateService:
 
     def _at_once(self, asked: Asked) -> Answer | None:
         try:
-            return self._answer(asked, waits=False)
+            return self._answer(asked, AtHand(self._reader))
         except NotAtHand:
             return None
 
     def _waiting(self, asked: Asked) -> Answer:
-        return self._answer(asked, waits=True)
+        return self._answer(asked, self._reader)
 
-    def _answer(self, asked: Asked, *, waits: bool) -> Answer:
+    def _answer(self, asked: Asked, states: States) -> Answer:
         try:
-            return _json(self._answered(asked, waits))
+            return _json(self._answered(asked, states))
         except Refused as refused:
             return _json({"error": str(refused)}, refused.status)
         except ConfigError as error:  # no such operator, no checkpoint yet
@@ -106,7 +110,7 @@ class StateService:
         except ExactlyOnceError as error:
             return _json({"error": str(error)}, 503)
 
-    def _answered(self, asked: Asked, waits: bool) -> dict[str, Any]:
+    def _answered(self, asked: Asked, states: States) -> dict[str, Any]:
         if self._token is not None and not _is(asked.authorization, f"Bearer {self._token}"):
             raise Refused(401, "A token is needed: the header Authorization: Bearer TOKEN.")
         operator, *key = map(unquote, asked.path.removeprefix("/state/").split("/", 1))
@@ -116,72 +120,88 @@ class StateService:
         if unknown := given.keys() - _PARAMETERS:
             known = ", ".join(sorted(_PARAMETERS))
             raise Refused(400, f"There is no parameter {', '.join(sorted(unknown))}: there are {known}.")
-        least = _number(given, "min_checkpoint", 0)
+        states.reach(_number(given, "min_checkpoint", 0), WAIT)
         if key:
-            return self._one(operator, key[0], least, waits)
+            return _one(states, operator, key[0])
         if "key" in given:
-            found = self._find(operator, [self._key(operator, text, waits) for text in given["key"]], least, waits)
+            found = states.find(operator, [_key(states, operator, text) for text in given["key"]])
             return {**_head(found), "states": list(map(_shown, found.states))}
-        if not waits:
-            raise NotAtHand
-        return self._range(operator, given)
+        return self._range(states, operator, given)
 
-    def _one(self, operator: str, text: str, least: int, waits: bool) -> dict[str, Any]:
-        found = self._find(operator, [self._key(operator, text, waits)], least, waits)
-        if not found.states:
-            raise Refused(404, f"{text} has no state of {operator!r} at checkpoint {found.checkpoint}.")
-        if found.timed:
-            return {**_head(found), "key": found.states[0].key, "states": list(map(_slot, found.states))}
-        return {**_head(found), **_shown(found.states[0])}
-
-    def _range(self, operator: str, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """The first states by key, which may be of the checkpoints that came meanwhile."""
+    def _range(self, states: States, operator: str, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """The first states by key."""
         limit = _number(given, "limit", LIMIT)
         if not 0 < limit <= LIMIT:
             raise Refused(400, f"limit is from 1 to {LIMIT}, not {limit}.")
         first, last = (
-            self._key(operator, given[name][0], waits=True) if name in given else None for name in ("from", "to")
+            _place(decoded(_key(states, operator, given[name][0]))) if name in given else None
+            for name in ("from", "to")
         )
         if not self._scanning.acquire(blocking=False):
             raise Refused(503, "Another request reads all keys, and one may at a time. Ask again.")
         try:
-            return self._first(operator, limit, first, last)
+            return _first(states, operator, limit, first, last)
         finally:
             self._scanning.release()
 
-    def _first(self, operator: str, limit: int, first: bytes | None, last: bytes | None) -> dict[str, Any]:
-        found: Found | None = None
-        smallest: list[tuple[bytes, int, KeyView]] = []
-        count = 0
-        for found in self._reader.scan(operator):
-            inside = [(canonical_key(view.key), count + place, view) for place, view in enumerate(found.states)]
-            count += len(found.states)
-            chosen = [
-                each for each in inside if (first is None or each[0] >= first) and (last is None or each[0] <= last)
-            ]
-            smallest = heapq.nsmallest(limit, [*smallest, *chosen])
-        assert found is not None, "a pipeline has key groups"
-        return {**_head(found), "states": [_shown(view) for _, _, view in smallest]}
 
-    def _find(self, operator: str, keys: Iterable[bytes], least: int, waits: bool) -> Found:
-        if waits:
-            return self._reader.find(operator, keys, min_checkpoint=least, timeout=WAIT)
-        return self._reader.at_hand(operator, keys, min_checkpoint=least)
+def _one(states: States, operator: str, text: str) -> dict[str, Any]:
+    found = states.find(operator, [_key(states, operator, text)])
+    if not found.states:
+        raise Refused(404, f"{text} has no state of {operator!r} at checkpoint {found.checkpoint}.")
+    if found.timed:
+        return {**_head(found), "key": found.states[0].key, "states": list(map(_slot, found.states))}
+    return {**_head(found), **_shown(found.states[0])}
 
-    def _key(self, operator: str, text: str, waits: bool) -> bytes:
-        """The key that *text* means; refused if it is none of the operator's type, or could be two."""
-        try:
-            keys = possible_keys(text)
-        except ConfigError as error:
-            raise Refused(400, str(error)) from None
-        known = (self._reader.keys if waits else self._reader.keys_at_hand)(operator)
-        if not (keys := set(filter(known.may_have, keys))):
-            raise Refused(400, f"{text} is no key of {operator!r}: its keys are {known.schema}, written in JSON.")
-        if len(keys) > 1:
-            keys = {key for key in keys if self._find(operator, [key], 0, waits).states} or {min(keys)}
-        if len(keys) > 1:
-            raise Refused(400, f"{text} is two keys of {operator!r}, a text and a value: write the text in quotes.")
-        return next(iter(keys))
+
+def _first(states: States, operator: str, limit: int, first: Any, last: Any) -> dict[str, Any]:
+    """The *limit* states with the least places from *first* to *last*, None for any."""
+    smallest: list[tuple[Any, int, KeyView]] = []
+    head: dict[str, Any] = {}
+    count = 0
+    for found in states.scan(operator):
+        if head != _head(found):  # the first; or blocks expired: all anew
+            if head:
+                return _first(states, operator, limit, first, last)
+            head = _head(found)
+        inside = [(_place(view.key), count + number, view) for number, view in enumerate(found.states)]
+        count += len(found.states)
+        chosen = [each for each in inside if (first is None or each[0] >= first) and (last is None or each[0] <= last)]
+        smallest = heapq.nsmallest(limit, [*smallest, *chosen])
+    return {**head, "states": [_shown(view) for _, _, view in smallest]}
+
+
+def _place(key: Any) -> Any:
+    """Where *key* stands among others: numbers, then texts, then all others; tuples by their parts.
+
+    >>> sorted(["b", 10, "ann", -2, ("a", 2), ("a", 1)], key=_place)
+    [-2, 10, 'ann', 'b', ('a', 1), ('a', 2)]
+    """
+    match key:
+        case bool() | int() | float():
+            return 0, key
+        case str():
+            return 1, key
+        case list() | tuple():
+            return 2, *map(_place, key)
+        case _:
+            return 3, canonical_key(key)
+
+
+def _key(states: States, operator: str, text: str) -> bytes:
+    """The key that *text* means; refused if it is none of the operator's type, or could be two."""
+    try:
+        keys = possible_keys(text)
+    except ConfigError as error:
+        raise Refused(400, str(error)) from None
+    known = states.keys(operator)
+    if not (keys := set(filter(known.may_have, keys))):
+        raise Refused(400, f"{text} is no key of {operator!r}: its keys are {known.schema}, written in JSON.")
+    if len(keys) > 1:
+        keys = {key for key in keys if states.find(operator, [key]).states} or {min(keys)}
+    if len(keys) > 1:
+        raise Refused(400, f"{text} is two keys of {operator!r}, a text and a value: write the text in quotes.")
+    return next(iter(keys))
 
 
 def _json(document: Any, status: int = 200) -> Answer:

@@ -226,7 +226,7 @@ class SinkDriver:
             blocks = connections.keep(block_storage(connections.client, topic, TOPIC, stays_connected=True))
             target, sink_id = self.options.target, self.options.sink_id
             sinks = [] if target is None else [(sink_id, target.sink, target.type)]
-            self._stores = connections.keep(Stores(sink_id, sinks, blocks))
+            self._stores = connections.keep(Stores(sink_id, sinks, blocks, connections.client))
             connections.answers.append(self._stores)
         self._config = self._config or SinkConfig(
             pipeline=self.options.sink_id,

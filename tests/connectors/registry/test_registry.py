@@ -23,6 +23,7 @@ pytest.importorskip("authlib", reason="SCHEMA REGISTRY NOT TESTED: its client ne
 from confluent_kafka import Message
 from confluent_kafka.schema_registry import (
     SchemaRegistryClient,
+    dual_schema_id_deserializer,
     header_schema_id_serializer,
     topic_subject_name_strategy,
 )
@@ -33,7 +34,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from proxies import asking_for_login, with_guids
 from running import QUICK, Run, assert_updates, orders, run_here, stop, workers_of
 
-from exactlyonce import AvroCodec, Change, DebeziumCodec, JsonSchemaCodec, KafkaSink, ProtobufCodec
+from exactlyonce import AvroCodec, Change, DebeziumCodec, JsonSchemaCodec, KafkaSink, ProtobufCodec, Record
 from exactlyonce.cli.main import main
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading, check_writing, client, opened
@@ -321,6 +322,89 @@ def test_values_with_their_ids_in_headers(registry: RegistryServer, topic_name: 
             message = Message(topic=topic_name, key=key, value=b"7", headers=headers)
             decoder = KafkaSource.records(topic_name, value=int, key=AvroCodec(str, registry=url)).decoder()
             assert decoder.decode(decoder.parts([message])[0]).key == "ann"
+
+
+def test_ids_are_written_into_headers(registry: RegistryServer, topic_name: str) -> None:
+    """Confluent's deserializers find them there, and so do sources; the value alone is that of the codec.
+
+    The key is long because their AvroDeserializer refuses less than six bytes, wherever the id is.
+    """
+    dual: Any = {"schema.id.deserializer": dual_schema_id_deserializer, **BY_TOPIC}
+    with with_guids(registry) as url:
+        server = SchemaRegistryClient({"url": url, "timeout": ANSWER_S})
+        given: Any = {"registry": url, "register": True, "ids": "header"}
+        json_codec = JsonSchemaCodec(Order, **given)
+        json_read = JSONDeserializer(json.dumps(json_codec.schema), schema_registry_client=server, conf=dual)
+        plain = msgspec.to_builtins(ORDER)
+        cases: list[tuple[Any, Any, Any, Any]] = [
+            (AvroCodec(Order, **given), AvroDeserializer(server, conf=dual), ORDER, plain),
+            (json_codec, json_read, ORDER, plain),
+            *(
+                (ProtobufCodec(type(each), **given), ProtobufDeserializer(type(each), dual, server), each, each)
+                for each in (shop.Money(cents=5), shop.Address(city="x"))
+            ),
+        ]
+        for number, (codec, read, value, expected) in enumerate(cases):
+            topic = f"{topic_name}-{number}"
+            if codec.kind == "PROTOBUF":  # Apicurio gives no descriptor back: the deserializer knows it by this look
+                ProtobufSerializer(codec.type, server, BY_TOPIC)(value, record_in(topic))
+            key_codec = AvroCodec(str, **given)
+            sink: KafkaSink[Any] = KafkaSink(
+                topic, value=codec, key=lambda _: "ann of Ulm", key_codec=key_codec, headers=lambda _: [("trace", b"7")]
+            )
+            sink.check_services(codec.type)
+            outputs = sink.encoder(codec.type).encode([value, value])
+            assert outputs.values[0] == codec.encode(value)
+            for encoded, key, headers in zip(outputs.values, outputs.keys or (), outputs.headers or (), strict=True):
+                assert [name for name, _ in headers] == ["trace", "__value_schema_id", "__key_schema_id"]
+                of_value = SerializationContext(topic, MessageField.VALUE, headers)
+                assert read(encoded, of_value) == expected
+                of_key = SerializationContext(topic, MessageField.KEY, headers)
+                assert AvroDeserializer(server, conf=dual)(key, of_key) == "ann of Ulm"
+                decoder = KafkaSource.records(topic, value=codec, key=key_codec).decoder()
+                message = Message(topic=topic, value=encoded, key=key, headers=headers)
+                record = decoder.decode(decoder.parts([message])[0])
+                assert (record.key, record.value) == ("ann of Ulm", value)
+
+
+@pytest.mark.parametrize("ids", ["prefix", "header"])
+def test_a_record_does_not_keep_the_header_of_another_schema(
+    registry: RegistryServer, topic_name: str, ids: Any
+) -> None:
+    """Nulls have no id; a copied record has the id that its new value was written with."""
+    with with_guids(registry) as url:
+        codec = AvroCodec(Total, registry=url, register=True, ids=ids)
+        encoder = KafkaSink(topic_name, value=codec).encoder(Record[Total | None])
+        of_another = (("__value_schema_id", b"\1" + bytes(16)), ("trace", b"7"))
+        records = [Record(value, key="a", headers=of_another) for value in (Total("ann", 7), None)]
+        outputs = encoder.encode(records)
+        names = [[name for name, _ in headers] for headers in outputs.headers or ()]
+        assert names == [["trace", *(["__value_schema_id"] if ids == "header" else [])], ["trace"]]
+        decoder = KafkaSource(topic_name, value=AvroCodec(Total, registry=url)).decoder()
+        assert outputs.headers is not None
+        message = Message(topic=topic_name, value=outputs.values[0], headers=outputs.headers[0])
+        assert decoder.decode(decoder.parts([message])[0]) == Total("ann", 7)
+
+
+def test_debeziums_envelope_with_ids_in_headers(registry: RegistryServer, topic_name: str) -> None:
+    """Of its keys, too; a tombstone has the id of its key alone."""
+    with with_guids(registry) as url:
+        codec = DebeziumCodec(Order, "id", registry=url, register=True, ids="header")
+        sink: KafkaSink[Any] = KafkaSink(topic_name, value=codec)
+        change: Change[Order] = Change("delete", 7, None, None, "orders", 6, 9, 9)
+        outputs = sink.encoder(Change[Order]).encode([change])
+        names = [[name for name, _ in headers] for headers in outputs.headers or ()]
+        assert names == [["__value_schema_id", "__key_schema_id"], ["__key_schema_id"]]
+
+
+@pytest.mark.parametrize("register", [True, False])
+def test_a_registry_without_guids_has_none_for_a_header(
+    registry: RegistryServer, topic_name: str, register: bool
+) -> None:
+    check_writing(AvroCodec(Total, registry=registry.url, register=True), topic_name, "value")
+    codec = AvroCodec(Total, registry=registry.url, register=register, ids="header")
+    with pytest.raises(ConfigError, match=r"gives its schemas none: Confluent's does, since 8.0. Leave out ids=: the"):
+        check_writing(codec, topic_name, "value")
 
 
 def test_a_guid_that_the_registry_does_not_know(registry: RegistryServer, topic_name: str) -> None:

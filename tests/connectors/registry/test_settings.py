@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from exactlyonce import AvroCodec, Pipeline
+from exactlyonce import AvroCodec, DebeziumCodec, JsonSchemaCodec, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.registry import check_reading
 from exactlyonce.connectors.registry.client import looked_up, problems
@@ -103,6 +104,14 @@ def test_the_description_has_the_schema_and_the_strategy_alone() -> None:
     plain, named = AvroCodec(Order), AvroCodec(Order, registry=URL, subjects="record", register=True)
     assert named.describe() == {**plain.describe(), "subjects": "record"}
     assert named.describe() == AvroCodec(Order, registry="http://other", subjects="record").describe()
+
+
+@pytest.mark.parametrize("codec", [AvroCodec, JsonSchemaCodec, partial(DebeziumCodec, key="id")])
+def test_the_place_of_an_id_is_checked(codec: Any) -> None:
+    with pytest.raises(ConfigError, match="ids= are about a schema registry: give registry="):
+        codec(Order, ids="header")
+    with pytest.raises(ConfigError, match="ids='headers' must be one of 'prefix', 'header'"):
+        codec(Order, registry=URL, ids="headers")
 
 
 def test_a_codec_with_a_registry_is_for_topics() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -20,16 +21,18 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from changed_rows import Item, applied, changes
+from changed_rows import Item, applied, as_records, changes
 from table_rows import Total
 
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import Change, holds_changes
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
+from exactlyonce.pipeline.records import Record
 from exactlyonce.sinks import DuckDBSink
 from exactlyonce.sinks.committer import Inspectable, StoreView
 from exactlyonce.testing.sink_contract.hooks import ORIGIN, Forked, MemoryBlocks, stand_still
 
 pytest.importorskip("duckdb", reason="DUCKDB NOT TESTED: it needs the extra `duckdb`")
+import duckdb
 from duckdb_file import DuckDBTable, asked, held
 
 UTC = timezone.utc
@@ -133,12 +136,14 @@ def test_deletes_take_only_the_key(path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [("id",), ("shop", "id")], ids="-".join)
-def test_the_table_has_what_the_changes_leave(path: Path, key: tuple[str, ...]) -> None:
-    table = DuckDBTable(path, Change[Item], mode="upsert", key=key)
+@pytest.mark.parametrize("type_", [Change[Item], Record[Item | None]])
+def test_the_table_has_what_the_changes_leave(path: Path, key: tuple[str, ...], type_: Any) -> None:
+    table = DuckDBTable(path, type_, mode="upsert", key=key)
     leader = table.led()
     left: dict[Any, Item] = {}
     for checkpoint, made in enumerate(changes(random.Random(7), key, 4, 300, left), 1):
-        assert leader.commit([table.staged(made, checkpoint, batch=50)], 1, ORIGIN)
+        given: Any = made if holds_changes(type_) else as_records(made)
+        assert leader.commit([table.staged(given, checkpoint, batch=50)], 1, ORIGIN)
         left = applied(left, made)
         found = table.asked("SELECT shop, id, name, note FROM totals")
         assert sorted(found, key=repr) == sorted(map(msgspec.structs.astuple, left.values()), key=repr)
@@ -188,6 +193,40 @@ def test_a_table_that_does_not_fit(path: Path, statement: str) -> None:
     with pytest.raises(StoreError, match=MISFITS[statement]):
         table.committer().check()
     assert looked(table).problem or "GENERATED" in statement
+
+
+@pytest.mark.parametrize("mode", ["upsert", "delete"])
+def test_a_key_column_with_a_collation_is_refused(path: Path, mode: Any) -> None:
+    """Else keys that are equal by it would be told apart within a checkpoint alone."""
+    asked(path, "CREATE TABLE totals (cents BIGINT, Customer VARCHAR COLLATE NOCASE.NOACCENT)")
+    table = DuckDBTable(path, Total, mode=mode, key="customer")
+    said = (
+        r"its key column 'customer' has the collation NOCASE\.NOACCENT, by which different keys are equal: "
+        r'(ALTER TABLE "shop"\."main"\."totals" ALTER "customer" TYPE VARCHAR)\.'
+    )
+    with pytest.raises(StoreError, match=said) as raised:
+        table.committer().check()
+    refusal = re.search(said, looked(table).problem or "")
+    assert refusal is not None
+    assert refusal[0] in str(raised.value)
+    asked(path, refusal[1])
+    table.committer().check()
+    assert not looked(table).problem
+
+
+def test_a_collation_that_makes_no_keys_equal_is_taken(path: Path) -> None:
+    asked(path, 'CREATE TABLE totals (customer VARCHAR COLLATE "BINARY", cents BIGINT, note VARCHAR COLLATE NOCASE)')
+    DuckDBTable(path, Total, mode="upsert", key="customer").committer().check()
+    DuckDBTable(path, Total).committer().check()
+
+
+def test_a_collation_of_the_process_is_refused(path: Path) -> None:
+    table = DuckDBTable(path, Total, mode="upsert", key="customer")
+    with duckdb.connect(path) as other:
+        other.execute("SET GLOBAL default_collation = 'NOCASE'")
+        with pytest.raises(StoreError, match="this process has set default_collation to NOCASE"):
+            table.committer().check()
+    table.committer().check()
 
 
 def test_a_field_that_may_be_none_needs_a_column_that_may_be_null(path: Path) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 
 from exactlyonce.pipeline.changes import Change, Op
+from exactlyonce.pipeline.records import Record
+
+_texts = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -50,6 +53,11 @@ def changes(
                 rows[of] = item
                 made.append(change("update", of, item))
         yield made
+
+
+def as_records(made: Sequence[Change[Any]]) -> list[Record[Any]]:
+    """*made* as records of a table: the value None deletes, and a key of several columns is a tuple."""
+    return [Record(each.after, each.key if isinstance(each.key, int) else (*_texts(each.key),)) for each in made]
 
 
 def applied(rows: Mapping[Any, Item], made: Sequence[Change[Any]]) -> dict[Any, Item]:

@@ -12,7 +12,17 @@ from changed_rows import Item, applied, change, changes
 from exactlyonce import Record
 from exactlyonce.pipeline.changes import Change
 from exactlyonce.pipeline.sink import Sink, StoredRow, StoredRows
-from exactlyonce.sinks import DeltaSink, DuckDBSink, FileSink, KafkaSink, MySQLSink, PostgresSink, PrintSink, RedisSink
+from exactlyonce.sinks import (
+    DeltaSink,
+    DuckDBSink,
+    FileSink,
+    HttpSink,
+    KafkaSink,
+    MySQLSink,
+    PostgresSink,
+    PrintSink,
+    RedisSink,
+)
 from exactlyonce.sinks.redis.rows import row
 
 ITEM = Item("a", 1, "first")
@@ -47,6 +57,12 @@ def test_an_append_has_no_key() -> None:
         rows = stored(sink, Item)
         assert rows.found_by == ""
         assert rows.rows([ITEM, ITEM]) == [StoredRow(None, COLUMNS)] * 2
+
+
+def test_a_request_is_compared_as_its_record() -> None:
+    rows = stored(HttpSink("https://shop.example/hook?token=1"), Item)
+    assert (rows.place, rows.found_by) == ("https://shop.example/hook", "")
+    assert rows.rows([ITEM]) == [StoredRow(None, ITEM)]
 
 
 def test_a_delete_has_the_key_alone() -> None:

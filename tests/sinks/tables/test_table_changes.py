@@ -10,23 +10,25 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from changed_rows import Item, applied, change, changes
+from changed_rows import Item, applied, as_records, change, changes
 from table_rows import ORIGIN, entry
 from table_stores import Tables, on_postgres
 
-from exactlyonce.pipeline.changes import Change
+from exactlyonce.pipeline.changes import Change, holds_changes
 from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.pipeline.records import Record
 
 
 @pytest.mark.parametrize("key", [("id",), ("shop", "id")], ids="-".join)
-@pytest.mark.parametrize("per_chunk", [1, 7, 500])
-def test_the_table_has_what_the_changes_leave(tables: Tables, key: tuple[str, ...], per_chunk: int) -> None:
-    store = tables.of(Change[Item], create=True, mode="upsert", key=key)
+@pytest.mark.parametrize(("per_chunk", "type_"), [(1, Change[Item]), (7, Change[Item]), (500, Record[Item | None])])
+def test_the_table_has_what_the_changes_leave(tables: Tables, key: tuple[str, ...], per_chunk: int, type_: Any) -> None:
+    """Also if they are the records of a table."""
+    store = tables.of(type_, create=True, mode="upsert", key=key)
     store.check()
     store.fence("p", "s", 1, ORIGIN)
     left: dict[Any, Item] = {}
     for checkpoint, made in enumerate(changes(random.Random(per_chunk), key, 4, 300, left), 1):
-        encoded = store.encoder().encode(made)
+        encoded = store.encoder().encode(made if holds_changes(type_) else as_records(made))
         assert store.apply([b"".join(encoded[n : n + per_chunk]) for n in range(0, 300, per_chunk)], entry(checkpoint))
         left = applied(left, made)
         found = tables.sql("SELECT shop, id, name, note FROM totals ORDER BY 1, 2")
@@ -68,6 +70,7 @@ def test_what_is_no_change_of_the_rows_key_is_an_error_of_the_record(tables: Tab
     for wrong, said in (
         (change("insert", '["y","5"]', Item("x", 5)), r"shop, id: the row has .* and the change is of the key"),
         (change("delete", 5), "key= has 2 columns, and the change is of the key 5"),
+        (change("delete", ("x", 5, 6)), r"key= has 2 columns, and the change is of the key \('x', 5, 6\)"),
         (change("delete", '["x","x"]'), "id: the change is of the key 'x', which is no int"),
         (change("truncate", None), "TRUNCATE has deleted all rows of items"),
         (change("insert", '["x","5"]', Item("x", 5, nothing)), "name: None does not fit"),
