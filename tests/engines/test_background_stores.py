@@ -23,7 +23,7 @@ class Held:
         self.asked: list[ask.Request] = []
         self.threads: set[int] = set()
         self.begun, self.ends = threading.Event(), threading.Event()
-        self.failure: Exception | None = None
+        self.raises: Exception | None = None
         self.closed = False
 
     def __call__(self, request: ask.Request) -> str:
@@ -31,9 +31,12 @@ class Held:
         self.threads.add(threading.get_ident())
         self.begun.set()
         assert self.ends.wait(LIMIT_S)
-        if self.failure is not None:
-            raise self.failure
+        if self.raises is not None:
+            raise self.raises
         return f"answer {len(self.asked)}"
+
+    def failure(self, request: ask.Request) -> str:
+        return ""
 
     def close(self) -> None:
         self.threads.add(threading.get_ident())
@@ -73,11 +76,11 @@ def test_who_asks_again_gets_the_answer(held: Held, background: BackgroundStores
 
 
 def test_what_it_raises_is_raised(held: Held, background: BackgroundStores) -> None:
-    held.failure = StoreUnavailable("away.")
+    held.raises = StoreUnavailable("away.")
     held.ends.set()
     with pytest.raises(StoreUnavailable, match=r"away\."):
         answer(background, FIRST)
-    held.failure = None
+    held.raises = None
     assert answer(background, FIRST) == "answer 2"
 
 

@@ -141,6 +141,7 @@ def test_what_is_kept_is_not_read_again(job: Job) -> None:
         assert {view.key: view.state["orders"] for view in found.states} == dict.fromkeys(CUSTOMERS, 1) | {"c0": 2}
 
 
+@pytest.mark.exhaustive
 def test_many_ask_while_it_follows(job: Job) -> None:
     """Each answer is of one checkpoint: all customers have as many orders, since each run gives each one more."""
     orders, ended = [Order(each, 1, 1_000_000) for each in CUSTOMERS], threading.Event()

@@ -85,7 +85,7 @@ def _looking_at_every_key(self: Any, *given: int, **how: bool) -> Any:
     return FREEZE(self, *given, **how)
 
 
-def _uncloned(self: Any, keys: Any) -> None:
+def _uncloned(self: Any, keys: Any, *, replaced: bool) -> None:
     self._interval.before.update(zip(keys, map(self._states.get, keys), strict=True))
 
 
@@ -110,7 +110,7 @@ MUTANTS = {
     "all is encoded at once": Mutant(
         Interval, "advance", lambda self: deque(self._slices, maxlen=0), "encoding_goes_in_slices", "records wait"),
     "nothing is kept for an open interval": Mutant(
-        KeyedTable, "_touch", lambda self, keys: self._interval.changes(),
+        KeyedTable, "_touch", lambda self, keys, **how: self._interval.changes(),
         "a_snapshot_is_the_state_at_its_barrier", "whatever records do after it"),
     "a state is not cloned":
         Mutant(KeyedTable, "_keep", _uncloned, "several_snapshots_are_open", "whatever records do after it"),
