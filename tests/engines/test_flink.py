@@ -26,7 +26,7 @@ ARTIFACTS = (
     *("flink-table-api-java-bridge", "flink-table-planner-loader", "flink-table-runtime", "flink-clients"),
     *("flink-connector-base", "flink-connector-files", "flink-json"),
 )
-EVENTS = int(os.environ.get("NEXMARK_EVENTS", "500000"))
+EVENTS = int(os.environ.get("NEXMARK_EVENTS", "20000"))
 OPENED = [
     argument
     for package in ("lang", "util", "lang.invoke", "nio", "time", "net", "math", "util.concurrent.atomic")
