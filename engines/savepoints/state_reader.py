@@ -279,15 +279,10 @@ class StateReader:
             return found.states
         return found.states[0].state if found.states else None
 
-    def reach(self, checkpoint: int, timeout: Duration) -> None:
-        """Wait until *checkpoint* is complete, for *timeout* at most: no later answer is of one before. Raises as
-        `get`."""
-        self._wait_for(checkpoint, timeout)
-
     def find(self, operator: str, keys: Iterable[bytes]) -> Found:
         """The states of canonical *keys* (`pipeline.keys`), all at one checkpoint; see `get`."""
         keys = [*keys]
-        self._wait_for(0, "0s")
+        self.reach(0, "0s")
         with self._swap:
             answer = self._answer(operator, keys)
         while answer is None:
@@ -301,7 +296,7 @@ class StateReader:
     def scan(self, operator: str) -> Iterator[Found]:
         """All states of *operator*, by key group, at one checkpoint: the next one waits meanwhile. If blocks expire
         while they are read, the rest is of a later one."""
-        self._wait_for(0, "0s")
+        self.reach(0, "0s")
         with self._reading:
             group, groups = 0, 1
             while group < groups:
@@ -317,7 +312,7 @@ class StateReader:
         """What the keys of *operator* are."""
         with suppress(NotAtHand):
             return AtHand(self).keys(operator)
-        self._wait_for(0, "0s")
+        self.reach(0, "0s")
         with self._reading:
             return self._keys(self._fill(operator, ()), operator)
 
@@ -350,8 +345,9 @@ class StateReader:
                     return None
         return at, entries
 
-    def _wait_for(self, checkpoint: int, timeout: Duration) -> None:
-        """See what the newest checkpoint is, unless it was seen lately; wait for *checkpoint*."""
+    def reach(self, checkpoint: int, timeout: Duration) -> None:
+        """See what the newest checkpoint is, unless it was seen lately; wait until *checkpoint* is complete, for
+        *timeout* at most. No later answer is of one before. Raises as `get`."""
         until_s = None
         while True:
             self.look(wait=self._now is None or self._now.manifest.checkpoint < checkpoint)

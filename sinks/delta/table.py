@@ -428,7 +428,7 @@ class DeltaRows(TableRows):
         self, columns: Sequence[Column], table: DeltaTable, path: str, changed: ChangedRows | None = None
     ) -> None:
         schema = columns_of_table(table)
-        super().__init__(columns, schema, path, changed)
+        super().__init__(columns, matched(columns, schema, path), changed)
         self.partition_by = table.metadata().partition_columns
         self._partitions = [name for name in self.partition_by if pa.types.is_string(schema.field(name).type)]
 

@@ -6,7 +6,7 @@ Invariant: a block is one stream of Arrow, of whole rows, with the columns of `s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from exactlyonce.pipeline.arrow import arrow_schema
 from exactlyonce.pipeline.columns import Column
 from exactlyonce.sinks.lake.columns import DELETED, TableRows, nullable
 from exactlyonce.sinks.sql.fields import ChangedRows
-from exactlyonce.sinks.write_ahead.writer import CHUNK_SIZE, ROWS, RowsWriter, require_room
+from exactlyonce.sinks.write_ahead.writer import CHUNK_SIZE, RowsWriter, require_room
 
 KIND = "duckdb"
 
@@ -39,7 +39,7 @@ class BoundedBatches(TableRows):
     """Encodes records as batches of Arrow; a row that is larger than a block is refused."""
 
     def __init__(self, columns: Sequence[Column], changed: ChangedRows | None) -> None:
-        super().__init__(columns, arrow_schema(columns), "", changed)
+        super().__init__(columns, arrow_schema(columns), changed)
 
     def encode(self, records: Sequence[Any]) -> Any:
         batch = super().encode(records)
@@ -54,23 +54,11 @@ class BatchesWriter(RowsWriter):
 
     kind: ClassVar[str] = KIND
 
-    _batches: list[Any] = field(default_factory=list)
+    def _chunks_of(self, outputs: Any) -> Iterator[tuple[list[Any], int]]:
+        return (([part], part.nbytes) for part in _parts(outputs))
 
-    def write(self, outputs: Any) -> None:
-        """Take a batch, and send what fills a block."""
-        self.records += outputs.num_rows
-        self._interval_records += outputs.num_rows
-        for part in _parts(outputs):
-            if self._size + part.nbytes > CHUNK_SIZE:
-                self._send()
-            self._batches.append(part)
-            self._size += part.nbytes
-
-    def _send(self) -> None:
-        if self._batches:
-            rows = pa.Table.from_batches(self._batches).combine_chunks()
-            self._tickets.append(self.staging.write(ROWS, self._next, as_stream(rows)))
-            self._batches, self._size = [], 0
+    def _body(self, rows: list[Any]) -> bytes:
+        return as_stream(pa.Table.from_batches(rows).combine_chunks())
 
 
 def _parts(batch: Any) -> Iterator[Any]:

@@ -90,7 +90,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
         with self._needing_library():
             from exactlyonce.sinks.iceberg.catalog import OpenCatalog
             from exactlyonce.sinks.iceberg.table import IcebergChanges, IcebergFiles, columns_of_table
-            from exactlyonce.sinks.lake.columns import TableRows
+            from exactlyonce.sinks.lake.columns import TableRows, matched
 
         catalog = OpenCatalog(self.catalog, self.table)
         kind = IcebergChanges if self.key_columns else IcebergFiles
@@ -99,7 +99,7 @@ class IcebergSink(LakeSink[T], Generic[T]):
                 table = catalog.get().load_table(self.table)
             files = kind(catalog, table, sink_name(context), writer_id(context))
             columns, changed = self.columns(context.type), self.changed(context.type)
-            return files, TableRows(columns, columns_of_table(table), self.table, changed)
+            return files, TableRows(columns, matched(columns, columns_of_table(table), self.table), changed)
         except BaseException:
             catalog.close()
             raise

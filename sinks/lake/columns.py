@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from exactlyonce.pipeline.arrow import ArrowEncoder
 from exactlyonce.pipeline.columns import Column, columns_of, plain
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.pipeline.shape import Form, Shape
-from exactlyonce.sinks.files.parquet import Parquet
 from exactlyonce.sinks.sql.fields import ChangedRows
 
 _is = pa.types
@@ -48,21 +48,21 @@ DELETED = "exactlyonce_deleted"
 
 
 class TableRows:
-    """The `SinkEncoder` of records as batches of a table's columns. *changed*: where the records are changes."""
+    """The `SinkEncoder` of records as batches of *columns*, whose Arrow fields are *written*. *changed*: where the
+    records are changes."""
 
-    def __init__(self, columns: Sequence[Column], schema: Any, table: str, changed: ChangedRows | None = None) -> None:
-        written = matched(columns, schema, table)
-        self._rows, self._changed = Parquet(columns, written), changed
+    def __init__(self, columns: Sequence[Column], written: Any, changed: ChangedRows | None = None) -> None:
+        self._rows, self._changed = ArrowEncoder(columns, written), changed
         if changed is not None:
             gone = [replace(column, field=changed.gone(column.field)) for column in columns]
-            self._gone = Parquet(gone, nullable(written))
+            self._gone = ArrowEncoder(gone, nullable(written))
 
     def encode(self, records: Sequence[Any]) -> Any:
         """A `pyarrow.RecordBatch`."""
         if self._changed is None:
-            return self._rows.encode([records])[0][0]
+            return self._rows.encode(records)
         rows, keys = self._changed.parted(records)
-        parts = [encoder.encode([some])[0][0] for encoder, some in ((self._rows, rows), (self._gone, keys))]
+        parts = self._rows.encode(rows), self._gone.encode(keys)
         numbers = iter(range(len(rows))), iter(range(len(rows), len(records)))
         order = pa.array([next(numbers[change.value is None]) for change in records], pa.int64())
         columns = [

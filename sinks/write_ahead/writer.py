@@ -93,7 +93,7 @@ class RowsWriter(IntervalWriter):
 
     subtask: int
     staging: BlockStaging
-    _rows: list[bytes] = field(default_factory=list)
+    _rows: list[Any] = field(default_factory=list)
     _size: int = 0
     _tickets: list[Ticket] = field(default_factory=list)
     _interval_records: int = 0
@@ -106,19 +106,27 @@ class RowsWriter(IntervalWriter):
         """See `SinkWriter`: 0 while too many blocks are in flight."""
         return 0 if self.staging.pending > BLOCKS_PENDING_MAX else ROOM
 
-    def write(self, outputs: list[bytes]) -> None:
+    def write(self, outputs: Any) -> None:
         """Take rows, and send those that fill a block."""
         self.records += len(outputs)
         self._interval_records += len(outputs)
-        for chunk, size in chunks_of(outputs):
+        for chunk, size in self._chunks_of(outputs):
             if self._size + size > CHUNK_SIZE:
                 self._send()
             self._rows += chunk
             self._size += size
 
+    def _chunks_of(self, outputs: Any) -> Iterator[tuple[list[Any], int]]:
+        """*outputs* in order, in parts that fit into a block, each with its size in bytes."""
+        return chunks_of(outputs)
+
+    def _body(self, rows: list[Any]) -> bytes:
+        """The body of a block."""
+        return b"".join(rows)
+
     def _send(self) -> None:
         if self._rows:
-            self._tickets.append(self.staging.write(ROWS, self._next, b"".join(self._rows)))
+            self._tickets.append(self.staging.write(ROWS, self._next, self._body(self._rows)))
             self._rows, self._size = [], 0
 
     def barrier(self, checkpoint: int) -> None:

@@ -62,15 +62,22 @@ def maven(goal: Sequence[str], folder: Path, not_tested: str) -> None:
         pytest.skip(f"{not_tested}: Maven could not get its server: {done.stdout[-500:]}")
 
 
-def copy_jars(dependencies: Iterable[str], to: Path, folder: Path, not_tested: str) -> None:
-    """Copy jars, and those they need, to *to*. *dependencies*: the XML of each, without its tag; *folder*: an empty
-    one."""
-    listed = "".join(f"<dependency>{dependency}</dependency>" for dependency in dependencies)
+def copy_jars(artifacts: Iterable[str], to: Path, folder: Path, not_tested: str, *, with_needed: bool = True) -> None:
+    """Copy jars to *to*, and unless it is said those they need. *artifacts*: each as ``GROUP:NAME:VERSION``, maybe with
+    ``:CLASSIFIER``; *folder*: an empty one."""
+    rest = "" if with_needed else f"<exclusions><exclusion>{_tags('*', '*')}</exclusion></exclusions>"
+    listed = "".join(f"<dependency>{_tags(*artifact.split(':'))}{rest}</dependency>" for artifact in artifacts)
     (folder / "pom.xml").write_text(
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>x</groupId>'
         f"<artifactId>x</artifactId><version>1</version><dependencies>{listed}</dependencies></project>"
     )
     maven(["dependency:copy-dependencies", f"-DoutputDirectory={to}"], folder, not_tested)
+
+
+def _tags(*parts: str) -> str:
+    """The parts of an artifact as Maven's XML has them."""
+    names = "groupId", "artifactId", "version", "classifier"
+    return "".join(f"<{name}>{part}</{name}>" for name, part in zip(names, parts, strict=False))
 
 
 @contextmanager

@@ -22,10 +22,11 @@ from exactlyonce.testing.servers.programs import copy_jars, downloaded
 
 PROGRAM = Path(__file__).with_name("FlinkOracle.java")
 VERSION = "2.2.0"
-ARTIFACTS = (
+NAMES = (
     *("flink-table-api-java-bridge", "flink-table-planner-loader", "flink-table-runtime", "flink-clients"),
     *("flink-connector-base", "flink-connector-files", "flink-json"),
 )
+ARTIFACTS = [*(f"org.apache.flink:{name}:{VERSION}" for name in NAMES), "org.slf4j:slf4j-nop:1.7.36"]
 EVENTS = int(os.environ.get("NEXMARK_EVENTS", "20000"))
 OPENED = [
     argument
@@ -130,21 +131,13 @@ def by_flink(house: House, folder: Path) -> dict[str, list[list[str]]]:
     (folder / "tables.sql").write_text("\n".join(statements))
     for name, sql in QUERIES.items():
         (folder / "queries" / f"{name}.sql").write_text(sql)
-    jars = downloaded(f"flink-sql-{VERSION}", lambda part: copy_jars(_listed(), part, folder, "FLINK MISSING"))
+    jars = downloaded(f"flink-sql-{VERSION}", lambda part: copy_jars(ARTIFACTS, part, folder, "FLINK MISSING"))
     command = [find_java(), "-Xmx2g", *OPENED, "-cp", f"{jars}/*", PROGRAM, folder / "tables.sql", folder / "queries"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4_000:]
     answers = {name: (folder / "queries" / f"{name}.rows").read_text().splitlines() for name in QUERIES}
     found: dict[str, list[list[str]]] = {name: list(map(json.loads, lines)) for name, lines in answers.items()}
     return {**found, "q9": [*{row[0]: row for row in found["q9"]}.values()]}
-
-
-def _listed() -> list[str]:
-    places = [("org.apache.flink", name, VERSION) for name in ARTIFACTS] + [("org.slf4j", "slf4j-nop", "1.7.36")]
-    return [
-        f"<groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-        for group, name, version in places
-    ]
 
 
 def _texts(found: Iterable[Any]) -> Counter[tuple[str, ...]]:

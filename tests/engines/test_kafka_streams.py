@@ -29,7 +29,7 @@ from exactlyonce.testing.servers.programs import copy_jars, downloaded
 
 PROGRAM = Path(__file__).with_name("StreamsOracle.java")
 VERSION = "4.3.1"
-ARTIFACTS = {"org.apache.kafka:kafka-streams-test-utils": VERSION, "org.slf4j:slf4j-nop": "1.7.36"}
+ARTIFACTS = f"org.apache.kafka:kafka-streams-test-utils:{VERSION}", "org.slf4j:slf4j-nop:1.7.36"
 FEW, MANY = 8, 1_500
 EPOCH, END = 1_000, 1_000_000
 """No window begins before 0 in Kafka Streams."""
@@ -51,7 +51,7 @@ class Streams:
     """The oracle, as a process."""
 
     def __init__(self, folder: Path) -> None:
-        jars = downloaded(f"kafka-streams-{VERSION}", lambda part: copy_jars(_listed(), part, folder, "ORACLE MISSING"))
+        jars = downloaded(f"kafka-streams-{VERSION}", lambda part: copy_jars(ARTIFACTS, part, folder, "ORACLE MISSING"))
         command = [str(find_java()), "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{jars}/*", str(PROGRAM), str(folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -70,12 +70,6 @@ class Streams:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def _listed() -> Iterator[str]:
-    for name, version in ARTIFACTS.items():
-        group, artifact = name.split(":")
-        yield f"<groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
 
 
 @pytest.fixture(scope="module")

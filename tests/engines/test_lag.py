@@ -106,10 +106,9 @@ def test_kafkas_own_tool_shows_the_lag(kafka: KafkaCluster, job_of: Callable[...
     job.feed(COUNT)
     job.finish_here()
     job.feed(5)
-    place = "<groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId>"
     tools = downloaded(
         f"kafka-tools-{KAFKA_VERSION}",
-        lambda part: copy_jars([f"{place}<version>{KAFKA_VERSION}</version>"], part, tmp_path, "LAG NOT TESTED"),
+        lambda part: copy_jars([f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}"], part, tmp_path, "LAG NOT TESTED"),
     )
     tool = [str(find_java()), "-cp", f"{tools}/*", "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"]
     asked = [*tool, "--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", job.name]

@@ -16,13 +16,13 @@ from exactlyonce.testing.servers.programs import copy_jars, downloaded
 
 ICEBERG, JETTY, HADOOP = "1.10.0", "11.0.25", "3.4.1"
 ARTIFACTS = [
-    ("org.apache.iceberg", "iceberg-core", ICEBERG, ""),
-    ("org.apache.iceberg", "iceberg-core", ICEBERG, "tests"),
-    ("org.eclipse.jetty", "jetty-server", JETTY, ""),
-    ("org.eclipse.jetty", "jetty-servlet", JETTY, ""),
-    ("org.xerial", "sqlite-jdbc", "3.50.3.0", ""),
-    ("org.apache.hadoop", "hadoop-client-api", HADOOP, ""),
-    ("org.apache.hadoop", "hadoop-client-runtime", HADOOP, ""),
+    f"org.apache.iceberg:iceberg-core:{ICEBERG}",
+    f"org.apache.iceberg:iceberg-core:{ICEBERG}:tests",
+    f"org.eclipse.jetty:jetty-server:{JETTY}",
+    f"org.eclipse.jetty:jetty-servlet:{JETTY}",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+    f"org.apache.hadoop:hadoop-client-api:{HADOOP}",
+    f"org.apache.hadoop:hadoop-client-runtime:{HADOOP}",
 ]
 PROGRAM = Path(__file__).with_name("CatalogOnLoopback.java")
 NOT_TESTED = "ICEBERG'S REST CATALOG NOT TESTED"
@@ -30,12 +30,7 @@ NOT_TESTED = "ICEBERG'S REST CATALOG NOT TESTED"
 
 def jars(folder: Path) -> Path:
     """The folder of jars; downloads them, by way of *folder*, if they are missing."""
-    dependencies = [
-        f"<groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-        f"{f'<classifier>{classifier}</classifier>' if classifier else ''}"
-        for group, name, version, classifier in ARTIFACTS
-    ]
-    return downloaded(f"iceberg-rest-{ICEBERG}", lambda part: copy_jars(dependencies, part, folder, NOT_TESTED))
+    return downloaded(f"iceberg-rest-{ICEBERG}", lambda part: copy_jars(ARTIFACTS, part, folder, NOT_TESTED))
 
 
 class RestCatalog:

@@ -21,14 +21,10 @@ NOT_TESTED = "HDFS NOT TESTED"
 _MAIN = "org.apache.hadoop.test.MiniDFSClusterManager"
 _OF_PYSPARK = ("hadoop-client-*", "slf4j-api-*", "jcl-over-slf4j-*", "log4j-*")
 _ARTIFACTS = (
-    ("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),
-    ("org.junit.jupiter", "junit-jupiter-api", "5.13.4"),
-    ("org.junit.platform", "junit-platform-commons", "1.13.4"),
-    ("org.opentest4j", "opentest4j", "1.3.0"),
-)
-_DEPENDENCY = (
-    "<groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
-    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    "org.apache.hadoop:hadoop-client-minicluster:3.5.0",
+    "org.junit.jupiter:junit-jupiter-api:5.13.4",
+    "org.junit.platform:junit-platform-commons:1.13.4",
+    "org.opentest4j:opentest4j:1.3.0",
 )
 
 
@@ -37,8 +33,7 @@ def jars(folder: Path) -> str:
     pyspark = pytest.importorskip("pyspark", reason=f"{NOT_TESTED}: Hadoop's classes come with PySpark")
     if shutil.which("java") is None:
         pytest.skip(f"{NOT_TESTED}: there is no java")
-    dependencies = [_DEPENDENCY.format(*artifact) for artifact in _ARTIFACTS]
-    own = downloaded("minidfs-3.5.0", lambda part: copy_jars(dependencies, part, folder, NOT_TESTED))
+    own = downloaded("minidfs-3.5.0", lambda part: copy_jars(_ARTIFACTS, part, folder, NOT_TESTED, with_needed=False))
     found = [f"{own}/*"]
     for pattern in _OF_PYSPARK:
         found += map(str, sorted((Path(pyspark.__file__).parent / "jars").glob(f"{pattern}.jar")))
