@@ -29,7 +29,10 @@ from exactlyonce.sinks.ledger import SinkLedger
 S3_ON_OBJECTS, S3_ON_BUCKET = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), ("s3:ListBucket",)
 RIGHTS = f"{', '.join(S3_ON_OBJECTS)} and {S3_ON_BUCKET[0]}"
 """The rights that a table in S3 needs."""
-_DENIED = re.compile(r"permission.?denied|access.?denied|forbidden|\b40[13]\b|credentials|access.?key", re.IGNORECASE)
+_DENIED = re.compile(
+    r"permission.?denied|access.?denied|forbidden|(?<![\w/.-])40[13](?![\w/-]|\.\w)|credentials|access.?key",
+    re.IGNORECASE,
+)
 _NO_BUCKET = re.compile("NO_?SUCH_?BUCKET", re.IGNORECASE)
 NO_BUCKET = "There is no bucket of that name"
 """In place of what S3 says of it, with ids of its request."""
@@ -43,6 +46,8 @@ def is_denied(error: BaseException) -> bool:
     """Whether a file system refuses a request for want of a right, or of credentials.
 
     >>> is_denied(OSError("AWS Error ACCESS_DENIED during PutObject operation")), is_denied(OSError("No space left"))
+    (True, False)
+    >>> is_denied(OSError("status: 403.")), is_denied(OSError("/lake/plan-401/totals does not exist"))
     (True, False)
     """
     return isinstance(error, PermissionError) or _DENIED.search(str(error)) is not None
