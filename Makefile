@@ -13,7 +13,8 @@
 # flaky         tests again and again, beside busy processes: ARGS="tests/state --times 20 --load 8"
 # simulate      histories on a broker in memory: SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores|load] [LUCK=zombies]
 #               [MUTANT="no alignment"]; SEED=123 replays one, with its trace
-# soak          300,000 such histories, over as many runs as it takes
+# soak          300,000 such histories, over as many runs as it takes; ARGS=real: one pipeline on real servers, through faults
+#               of a seed every few seconds, until Ctrl-C: ARGS="real --seed 7 --minutes 20"
 # bench         figures, as ratios against a hand-written loop
 # lint          ruff, import-linter, mypy; pyright for the examples and for a user's code
 # release       wheel and sdist in dist/, checked, tried in a fresh environment; ARGS=--upload also uploads them
@@ -99,8 +100,13 @@ kafka: .venv/dev.stamp .venv/java.stamp
 		.venv/bin/python tests/spark/rig/spark_classes.py; wait $$broker
 
 # Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see tests/README.md.
+ifneq ($(filter real,$(ARGS)),)
+soak: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
+	.venv/bin/python tests/soak/run.py $(filter-out real,$(ARGS))
+else
 soak: .venv/dev.stamp
 	.venv/bin/python tests/simulation/soak.py $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
+endif
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .
