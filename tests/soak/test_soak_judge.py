@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from soak_judge import END_MS, MUTANTS, VIEWS, Judge, Mutant
+from soak_judge import END_MS, MUTANTS, VIEWS, Judge, Mutant, Progress
 
 BEGIN_MS = 1_790_000_000_000
 Rows = list[tuple[Any, ...]]
@@ -105,3 +105,21 @@ def test_an_input_that_has_a_record_twice_is_no_input() -> None:
     judge.order(0, 0, "u1", BEGIN_MS, 1)
     with pytest.raises(AssertionError, match="order 0 is in the input twice"):
         judge.order(0, 0, "u1", BEGIN_MS, 1)
+
+
+def test_a_view_that_stands_still_after_the_last_fault_has_stalled() -> None:
+    """Though the others go on. While nothing is fed, only orders that were read are waited for."""
+    judge = Judge(1, 1)
+    for id in range(9):
+        judge.order(0, id, "u1", BEGIN_MS, 1)
+    progress = Progress(judge, stall_s=60, now_s=0)
+    for now_s in range(0, 90, 10):
+        judge.take("totals", [(now_s // 10, "u1", now_s // 10 + 1)])
+        assert progress.look(now_s, is_feeding=False) == ("lake" if now_s > 60 else "")
+    progress.fault_ended_s = 85.0
+    assert progress.look(145, is_feeding=False) == ""
+    assert progress.look(146, is_feeding=False) == "lake"
+    assert (progress.longest_stall_s, progress.longest_quiet_s) == (80, 146)
+    judge.take("lake", [(id, "u1", BEGIN_MS, 1) for id in range(9)])
+    assert progress.look(300, is_feeding=False) == ""
+    assert progress.look(361, is_feeding=True) in ("windows", "pairs", "pair-rows")

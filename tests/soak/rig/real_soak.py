@@ -24,7 +24,7 @@ from typing import Any
 
 from soak_faults import KINDS, Faults
 from soak_feeder import Feeder
-from soak_judge import MUTANTS, VIEWS, Judge, Mutant, Verdict
+from soak_judge import MUTANTS, VIEWS, Judge, Mutant, Progress, Verdict
 from soak_lives import Lives
 from soak_servers import Servers, mounts_are_ours
 from soak_views import LakeView, TableView, TopicView, View
@@ -36,7 +36,7 @@ GAP_S = 0.8
 """The mean time from the end of a fault to the next."""
 HELD_S = 15.0
 """Without output for so long, the next fault waits for some."""
-AHEAD_MAX = 30_000
+AHEAD_MAX = 10_000
 """Orders that are fed, and not yet in totals: else a busy machine would only catch up."""
 HOLD_LIMIT_S = 600
 FIRST_S = 120
@@ -45,37 +45,6 @@ TABLES = """
 CREATE TABLE totals (place bigserial PRIMARY KEY, id bigint NOT NULL, "user" text NOT NULL, cents bigint NOT NULL);
 CREATE TABLE pairs (place bigserial PRIMARY KEY, "order" bigint NOT NULL, payment bigint);
 """
-
-
-class Progress:
-    """When each view had output last, and how long none came while nothing kept it."""
-
-    def __init__(self, judge: Judge, stall_s: float) -> None:
-        self._judge, self._stall_s = judge, stall_s
-        self._marks: dict[str, int] = dict.fromkeys(("windows", "pairs", "totals", "pair-rows", "lake"), 0)
-        self._moved_s = dict.fromkeys(self._marks, time.monotonic())
-        self._is_behind: dict[str, bool] = {}
-        self.fault_ended_s = time.monotonic()
-        self.longest_stall_s = self.longest_quiet_s = 0.0
-
-    def look(self, *, is_feeding: bool) -> str:
-        """The view that has stalled, if one has. Windows and pairs come while records do."""
-        now = time.monotonic()
-        for view, mark in self._marks.items():
-            lowest = self._judge.lowest_missing(view, mark) if view in ("totals", "lake") else None
-            reached = self._judge.rows[view] if lowest is None else lowest.id
-            is_idle = not is_feeding if lowest is None else not lowest.is_behind
-            if reached != mark or is_idle:
-                self._marks[view], self._moved_s[view] = reached, now
-        quiet = {view: now - moved_s for view, moved_s in self._moved_s.items()}
-        self.longest_quiet_s = max(self.longest_quiet_s, *quiet.values())
-        since_s = now - self.fault_ended_s
-        self.longest_stall_s = max(self.longest_stall_s, *(min(since_s, each) for each in quiet.values()))
-        return next((view for view, each in quiet.items() if min(since_s, each) > self._stall_s), "")
-
-    @property
-    def quiet_s(self) -> float:
-        return max(time.monotonic() - moved_s for moved_s in self._moved_s.values())
 
 
 class Soak:
@@ -106,7 +75,7 @@ class Soak:
         self._faults = Faults(self.servers, self.lives, self.feeder, random.Random(f"faults/{seed}"), self._note)
         self.lives.meanwhile = self._look
         self.views = self._opened()
-        self._progress = Progress(self.judge, stall_s)
+        self._progress = Progress(self.judge, stall_s, time.monotonic())
 
     def _opened(self) -> list[View]:
         servers, dsn = self.servers.kafka.bootstrap_servers, f"{self.servers.postgres.dsn()} application_name=soak"
@@ -168,7 +137,7 @@ class Soak:
     def _look(self) -> None:
         self.feeder.check()
         self._faults.look()
-        if stalled := self._progress.look(is_feeding=self.feeder.is_alive()):
+        if stalled := self._progress.look(time.monotonic(), is_feeding=self.feeder.is_alive()):
             self.judge.find("stalled", stalled, "nothing came, and no fault was on")
             self._progress.fault_ended_s = time.monotonic()
         if time.monotonic() > self._said_s + 30:

@@ -295,6 +295,32 @@ class Judge:
                 self._find("wrong", "windows", text)
 
 
+class Progress:
+    """When each view had output last, and for how long none came while no fault was on. Times are seconds."""
+
+    def __init__(self, judge: Judge, stall_s: float, now_s: float) -> None:
+        self._judge, self._stall_s = judge, stall_s
+        self._marks: dict[str, int] = dict.fromkeys(("windows", "pairs", "totals", "pair-rows", "lake"), 0)
+        self._moved_s = dict.fromkeys(self._marks, now_s)
+        self.fault_ended_s = now_s
+        self.quiet_s = self.longest_stall_s = self.longest_quiet_s = 0.0
+
+    def look(self, now_s: float, *, is_feeding: bool) -> str:
+        """The view that has stalled, if one has. Totals and lake have if their oldest missing order stays so, windows
+        and pairs, which come while records are fed, if nothing comes."""
+        for view, mark in self._marks.items():
+            lowest = self._judge.lowest_missing(view, mark) if view in ("totals", "lake") else None
+            reached = self._judge.rows[view] if lowest is None else lowest.id
+            is_idle = not is_feeding if lowest is None else not lowest.is_behind
+            if reached != mark or is_idle:
+                self._marks[view], self._moved_s[view] = reached, now_s
+        self.quiet_s = now_s - min(self._moved_s.values())
+        stall_s = min(self.quiet_s, now_s - self.fault_ended_s)
+        self.longest_quiet_s = max(self.longest_quiet_s, self.quiet_s)
+        self.longest_stall_s = max(self.longest_stall_s, stall_s)
+        return min(self._moved_s, key=lambda view: self._moved_s[view]) if stall_s > self._stall_s else ""
+
+
 def _bit(view: str) -> int:
     return 1 << VIEWS.index(view)
 

@@ -31,7 +31,7 @@ LEFT_ALONE = {
 """Exit codes after which docs/operations.md says to run again; docs/tasks/deploy.md leaves 2, 3 and 6 to a person."""
 FENCED = 5
 SETTINGS = (
-    "--checkpoint-interval", "1s", "--checkpoint-timeout", "10s", "--deploy-timeout", "30s", "--store-timeout", "2m",
+    "--checkpoint-interval", "1s", "--checkpoint-timeout", "20s", "--deploy-timeout", "60s", "--store-timeout", "2m",
     "--restart", "exponential_delay:max=3s", "--broker-timeout", "20s", "--max-late", "1",
 )  # fmt: skip
 STEPS = (
