@@ -147,10 +147,13 @@ class KilledRuns:
         """Have the run stop, and another one read to the newest record."""
         run = self._alive()
         run.process.send_signal(signal.SIGTERM)
-        for ending in (run, None):
-            run = ending or self._start("--until", "latest")
-            if code := self._ended(run, "end"):
-                raise Failed(f"the run ended with {code}: {run.said[-3000:]}")
+        if self._ended(run, "end"):
+            self._judge_end(run)
+        limit = time.monotonic() + LIFE_S
+        while self._ended(run := self._start("--until", "latest"), "end"):
+            self._judge_end(run)
+            if time.monotonic() > limit:
+                raise Failed(f"hung: no run could begin within {LIFE_S} s")
 
     def _end_runs(self) -> None:
         for run in self.runs:
@@ -190,8 +193,9 @@ class KilledRuns:
         self._start(failpoint=f"{step}=kill@{nth}")
         limit = time.monotonic() + LIFE_S
         while not met.exists():
-            if (code := self.runs[-1].process.poll()) not in (None, -signal.SIGKILL):
-                raise Failed(f"the run ended with {code}: {self.runs[-1].said[-3000:]}")
+            if self.runs[-1].process.poll() not in (None, -signal.SIGKILL):
+                self._judge_end(self.runs[-1])
+                self._start(failpoint=f"{step}=kill@{nth}")
             if time.monotonic() > limit:
                 raise Failed(f"hung: {step} was not met {nth} times within {LIFE_S} s")
             self._look()
