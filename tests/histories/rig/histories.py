@@ -77,7 +77,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="histories-") as scratch:
         broker: EmbeddedBroker | None = None
         try:
-            while len(results) < options.rounds and not any(result["wrong"] for result in results):
+            while len(results) < options.rounds:
                 if broker is None:
                     broker = EmbeddedBroker(Path(scratch, "broker"), port=0, lifetime="process")
                     broker.start()
@@ -87,7 +87,7 @@ def main() -> int:
                     with file.open("a") as lines:
                         lines.write(json.dumps(results[-1]) + "\n")
                 print(json.dumps({**results[-1], "schedule": len(results[-1]["schedule"])}), flush=True)
-                if is_new:
+                if is_new or results[-1]["wrong"]:
                     break
         finally:
             if broker is not None:

@@ -331,8 +331,8 @@ class Written(NamedTuple):
     """A transaction's records in one partition, or a batch of no transaction."""
 
     key: int
-    producer: tuple[int, int]
-    """id and epoch"""
+    transaction: tuple[int, int] | None
+    """The producer's id and epoch, which is another one for each transaction; None: none"""
     ranges: list[tuple[int, int]]
     """first and last offset of each batch"""
     outcome: str
@@ -373,7 +373,7 @@ def _written(key: int, log: bytes) -> Iterator[Written]:
         elif attributes & TRANSACTIONAL:
             open_.setdefault((id, epoch), []).append((first, first + delta))
         else:
-            yield Written(key, (id, epoch), [(first, first + delta)], "ok")
+            yield Written(key, None, [(first, first + delta)], "ok")
         place += LENGTH_FROM + length
     for producer, ranges in open_.items():
         yield Written(key, producer, ranges, "info")

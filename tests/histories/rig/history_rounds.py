@@ -30,6 +30,7 @@ from history_clients import (
     Poller,
     Recorder,
     TransactionalFeeder,
+    Written,
     logged,
     poll_all,
 )
@@ -185,21 +186,23 @@ class HistoryRound(KilledRuns):
         inputs = range(TOPICS["in"])
         places = {value: (key, offset) for key in inputs for offset, value in values.get(key, {}).items()}
         aborted: dict[int, list[list[int]]] = defaultdict(list)
-        count: dict[tuple[int, int, int], int] = defaultdict(int)
-        sent: dict[tuple[int, int, int], list[list[Any]]] = defaultdict(list)
-        for transaction in logged(self.recorder, self.broker.data_dir / "topics"):
-            key, producer = transaction.key, transaction.producer
-            if transaction.outcome != "ok":
-                aborted[key] += [[*range_] for range_ in transaction.ranges]
-            elif key not in inputs:
-                number = count[(*producer, key)]
-                count[(*producer, key)] += 1
-                for first, last in transaction.ranges:
-                    for offset in range(first, last + 1):
-                        value = values.get(key, {}).get(offset, f"not polled: {offset}")
-                        sent[(*producer, number)].append([K("send"), key, [offset, value]])
+        transactions: dict[Any, list[Written]] = defaultdict(list)
+        for part in logged(self.recorder, self.broker.data_dir / "topics"):
+            if part.outcome != "ok":
+                aborted[part.key] += [[*range_] for range_ in part.ranges]
+            if part.key not in inputs:
+                transactions[part.transaction or (part.key, part.ranges[0])].append(part)
+        sent: list[list[list[Any]]] = []
+        for transaction, parts in transactions.items():
+            if len({part.key for part in parts}) < len(parts):
+                raise Failed(f"the log has two transactions of producer and epoch {transaction}")
+            if any(part.outcome == "ok" for part in parts):  # of one that is torn, the rest is unseen
+                sent.append([
+                    [K("send"), part.key, [offset, values.get(part.key, {}).get(offset, f"not polled: {offset}")]]
+                    for part in parts for first, last in part.ranges for offset in range(first, last + 1)
+                ])  # fmt: skip
         operations: list[tuple[str, Any, Any]] = [
-            ("txn", [[K("poll")]], [[K("poll"), self._inputs_of(sends, places)], *sends]) for sends in sent.values()
+            ("txn", [[K("poll")]], [[K("poll"), self._inputs_of(sends, places)], *sends]) for sends in sent
         ]
         operations.append(("log", None, {key: sorted(ranges) for key, ranges in aborted.items()}))
         began, ended = [], []
