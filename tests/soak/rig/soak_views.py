@@ -20,6 +20,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 LOOK_AGAIN_S = 0.3
 COUNT_AGAIN_S = 10.0
+OPEN_AGAIN_S = 20.0
+"""A consumer that hears nothing for so long is replaced."""
 SETTLED_S = 30.0
 """A row of a table is committed so long after it got its number, at most."""
 LIMIT_S = 300
@@ -88,6 +90,8 @@ class TopicView(View):
         self._partitions = 0
         self._looked_s = float("-inf")
         self._consumer = _consumer(servers)
+        self._error = ""
+        self._heard_s = time.monotonic()
         self._positions: dict[int, int] = {}
 
     def run(self) -> None:
@@ -96,8 +100,22 @@ class TopicView(View):
 
     def _look_once(self) -> None:
         self._find_partitions()
-        if placed := self._placed(self._consumer.consume(2_000, LOOK_AGAIN_S), self._positions):
+        messages = self._consumer.consume(2_000, LOOK_AGAIN_S)
+        if placed := self._placed(messages, self._positions):
             self._see([row for row, _ in placed], [place for _, place in placed])
+        if messages:
+            self._heard_s = time.monotonic()
+        elif time.monotonic() > self._heard_s + OPEN_AGAIN_S:
+            self._open_again()
+
+    def _open_again(self) -> None:
+        """Go on with another consumer: after faults of the broker one of librdkafka 2.16 may give nothing any more."""
+        self._consumer.close()
+        self._consumer, self._heard_s = _consumer(self._servers), time.monotonic()
+        self._consumer.assign([
+            TopicPartition(self._topic, partition, self._positions.get(partition, OFFSET_BEGINNING))
+            for partition in range(self._partitions)
+        ])  # fmt: skip
 
     def _find_partitions(self) -> None:
         if time.monotonic() < self._looked_s + 1:
@@ -123,6 +141,8 @@ class TopicView(View):
                 positions[partition] = offset + 1
             elif message.error().code() == KafkaError._PARTITION_EOF:
                 positions[partition] = offset
+            else:
+                self._error = str(message.error())
         return placed
 
     def end(self) -> None:
@@ -130,7 +150,9 @@ class TopicView(View):
         ends, limit = _ends(self._servers, self._topic), time.monotonic() + LIMIT_S
         while self.is_alive() and _unread(ends, self._positions):
             if time.monotonic() > limit:
-                self.failure = f"read_committed readers come to {self._positions} of {ends}: a transaction is open"
+                self.failure = (
+                    f"readers come to {self._positions} of {ends}; the last error was {self._error or 'none'}"
+                )
                 break
             self._is_over.wait(0.1)
         super().end()
