@@ -71,7 +71,9 @@ def main() -> int:
     """0 if all that was to be done has passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=4, help="cells at once (default: 4)")
-    parser.add_argument("--only", default="", metavar="PREFIX", help="cells and tests whose name begins so")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="PREFIX", help="cells and tests whose name begins so"
+    )
     parser.add_argument("--no-tests", action="store_true", help="cells alone, not the tests that show other rows")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so long (0: nothing)")
     parser.add_argument("--since", metavar="COMMIT", help="what has passed on this commit, or a later one, is not run")
@@ -89,8 +91,8 @@ def main() -> int:
     def outcome(name: str, work: Callable[[], int]) -> Outcome | None:
         return outcome_of(name, commit, work) if time.monotonic() < deadline else None
 
-    wanted = [cell for cell in each_row_first(cells()) if cell.name.startswith(options.only)]
-    tests = [] if options.no_tests else [test for test in TESTS if test.startswith(options.only)]
+    wanted = [cell for cell in each_row_first(cells()) if cell.name.startswith(tuple(options.only))]
+    tests = [] if options.no_tests else [test for test in TESTS if test.startswith(tuple(options.only))]
     due = [cell for cell in wanted if is_due(cell.name)] if options.minutes else []
     if due:
         with (
