@@ -277,7 +277,8 @@ ROWS = (
     Row(49, "a sink blocks while a large transaction comes", "the stream lasts, and goes on; a batch is in memory",
         tests=(SLOW,)),
     Row(50, "results of event time are due, and some are given", "each comes once, with exactly its records",
-        tuple(Crash(point, shapes=TIMED, sinks=("kafka",)) for point in ("timed-firing", "timed-fired")),
+        (Crash("timed-firing", nth=1, shapes=TIMED, sinks=("kafka",)),  # slices grow: a later firing may be one
+         Crash("timed-fired", shapes=TIMED, sinks=("kafka",))),
         EVENT_TIME),
     Row(51, "windows, sessions, joins and timers are open", "they are restored; each result comes once",
         (*(Crash(point, shapes=TIMED, sinks=("kafka",)) for point in ("worker-frozen", "coordinator-decided")),
