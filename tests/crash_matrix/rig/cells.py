@@ -17,7 +17,7 @@ from pathlib import Path
 
 from crossing import DSN, LAKE, LAKES, SLOW, STREAM, TIMED, iceberg_catalog, table
 from drivers import Driver
-from folds import Event, ending, event_of, events, expected
+from folds import Event, crowd, ending, event_of, events, expected
 from kafka_proxy import Fate, Fault, KafkaProxy
 from oracles import (
     LakeReader,
@@ -173,9 +173,11 @@ class Trial:
 
     def feed(self, number: int = FEED) -> None:
         if self._is_timed:
-            more = [(str(event.id % KEYS), json.dumps(event._asdict())) for event in events(len(self.fed), number)]
+            self._produce([record(event) for event in events(len(self.fed), number)])
         else:
-            more = orders(number, first=len(self.fed))
+            self._produce(orders(number, first=len(self.fed)))
+
+    def _produce(self, more: Sequence[tuple[str, str]]) -> None:
         for place, each in enumerate(self._inputs):
             self.servers.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
         self.fed += more
@@ -187,8 +189,7 @@ class Trial:
             for partition in range(IN_PARTITIONS):
                 for number, each in enumerate(self._inputs):
                     event = ending(number * IN_PARTITIONS + partition)
-                    record = (event.user, json.dumps(event._asdict()))
-                    self.servers.kafka.produce(f"{self.name}-{each}", [record], partition)
+                    self.servers.kafka.produce(f"{self.name}-{each}", [record(event)], partition)
 
     @property
     def _target(self) -> tuple[str, ...]:
@@ -272,6 +273,8 @@ class Trial:
 
     def crash(self, way: Crash) -> None:
         self.feed()
+        if way.crowd:
+            self._produce([record(event) for event in crowd(len(self.fed), way.crowd)])
         run = self.run(armed={**self.armed(way), **({SLOW: "0.005"} if way.slow else {})})
         self.meet(way, run)
         if not way.in_coordinator:
@@ -447,13 +450,17 @@ class Trial:
         topics = []
         for each in self._inputs:
             partitions: list[list[Event]] = [[] for _ in range(IN_PARTITIONS)]
-            for record in self.servers.kafka.read_committed(f"{self.name}-{each}"):
-                partitions[record.partition].append(event_of(record.value))
+            for fed in self.servers.kafka.read_committed(f"{self.name}-{each}"):
+                partitions[fed.partition].append(event_of(fed.value))
             topics.append(partitions)
         results, late = expected(self.cell.shape, topics)
         assert min(len(results), len(late)) > SOME, "the input has results and late events"
         assert_rows(found["results"], results, "results")
         assert_rows(found["late"], late, "late events")
+
+
+def record(event: Event) -> tuple[str, str]:
+    return str(event.id % KEYS), json.dumps(event._asdict())
 
 
 def try_cell(cell: Cell, servers: Servers) -> int:

@@ -43,6 +43,12 @@ def events(first: int, count: int) -> Iterator[Event]:
         yield Event(id, f"u{chance.randrange(USERS)}", at - at % 100, chance.randrange(100))
 
 
+def crowd(first: int, count: int) -> Iterator[Event]:
+    """Events with ids from *first* on, each of a user of its own, at one time."""
+    at = BEGIN_MS + first * STEP_MS
+    return (Event(id, f"c{id}", at - at % 100, 1) for id in range(first, first + count))
+
+
 def ending(number: int) -> Event:
     """An event after all others: what these wait for is over."""
     return Event(-1 - number, f"{END_USER}{number}", END_MS, 0)
