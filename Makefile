@@ -9,10 +9,12 @@
 # other-engines what Kafka Streams and Flink answer to the same records
 # crash-matrix  a crash, a stop or a lost request at every step of the protocol: some hours; goes on where it was
 # changes-kills 300 kills of pipelines that read PostgreSQL's changes, and of its servers: an hour; goes on where it was
+# histories     histories in the form of Jepsen's Kafka workload, of a pipeline that is killed: ten minutes; goes on where it was
 # flaky         tests again and again, beside busy processes: ARGS="tests/state --times 20 --load 8"
 # simulate      histories on a broker in memory: SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores|load] [LUCK=zombies]
 #               [MUTANT="no alignment"]; SEED=123 replays one, with its trace
-# soak          300,000 such histories, over as many runs as it takes
+# soak          300,000 such histories, over as many runs as it takes; ARGS=real: one pipeline on real servers, through faults
+#               of a seed every few seconds, until Ctrl-C: ARGS="real --seed 7 --minutes 20"
 # bench         figures, as ratios against a hand-written loop
 # lint          ruff, import-linter, mypy; pyright for the examples and for a user's code
 # release       wheel and sdist in dist/, checked, tried in a fresh environment; ARGS=--upload also uploads them
@@ -21,7 +23,7 @@
 # clean         removes .venv and all caches of the tools
 # help          this
 
-.PHONY: demo test test-changed test-all flaky test-matrix other-engines crash-matrix changes-kills simulate soak bench lint release site image clean kafka help
+.PHONY: demo test test-changed test-all flaky test-matrix other-engines crash-matrix changes-kills histories simulate soak bench lint release site image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 # Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
@@ -82,6 +84,10 @@ crash-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 changes-kills: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	.venv/bin/python tests/change_kills/run.py $(ARGS)
 
+# Operations of clients and of a killed pipeline as EDN, which any checker can read, and the verdict of ours.
+histories: .venv/dev.stamp .venv/java.stamp kafka
+	.venv/bin/python tests/histories/run.py $(ARGS)
+
 SEEDS ?= 1000
 simulate: .venv/dev.stamp
 	.venv/bin/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(START),--start $(START)) \
@@ -94,8 +100,13 @@ kafka: .venv/dev.stamp .venv/java.stamp
 		.venv/bin/python tests/spark/rig/spark_classes.py; wait $$broker
 
 # Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see tests/README.md.
+ifneq ($(filter real,$(ARGS)),)
+soak: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
+	.venv/bin/python tests/soak/run.py $(filter-out real,$(ARGS))
+else
 soak: .venv/dev.stamp
 	.venv/bin/python tests/simulation/soak.py $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
+endif
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .

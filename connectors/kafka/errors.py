@@ -152,6 +152,12 @@ def refuse(error_code: int, doing: str) -> None:
             raise Again(f"{doing}: {name}")
     if error_code == UNKNOWN_SERVER_ERROR:  # a broker that starts or ends gives it to requests
         raise Again(f"{doing}: {name}")
+    if error_code == KafkaError.INVALID_TIMESTAMP:
+        raise BrokerRefused(
+            f"{doing} failed: the broker refuses its timestamp. This machine's clock is ahead of the broker's by more "
+            f"than the topic allows (message.timestamp.after.max.ms, an hour unless set). Correct the clock. "
+            f"Nothing is lost."
+        )
     raise BrokerRefused(
         f"{doing} failed: the broker answers {name} ({error_code}), which is unexpected for this request. Decisions "
         f"stand, and nothing is lost. See the broker's log for the reason, fix it, and run the same again; if "

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ENGINES, POSTGRES = HERE.parent / "engines", HERE.parent / "sinks" / "postgres" / "rig"
+RIGS = [HERE.parent / folder for folder in ("crash_matrix/rig", "engines", "sinks/postgres/rig", "spark/rig")]
 
 if __name__ == "__main__":
-    sys.path[:0] = map(str, (HERE / "rig", ENGINES, POSTGRES))
+    sys.path[:0] = map(str, RIGS)
     from matrix import main
 
     sys.exit(main())

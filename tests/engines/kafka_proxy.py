@@ -102,7 +102,11 @@ class KafkaProxy:
                 if self._dark or self.broker_port is None:
                     client.close()
                     continue
-                broker = socket.create_connection(("127.0.0.1", self.broker_port))
+                try:
+                    broker = socket.create_connection(("127.0.0.1", self.broker_port))
+                except ConnectionRefusedError:  # it is down
+                    client.close()
+                    continue
                 self._sockets += [client, broker]
                 awaited: dict[int, Fault] = {}
                 threading.Thread(target=self._requests, args=(client, broker, awaited), daemon=True).start()

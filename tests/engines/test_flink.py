@@ -166,7 +166,8 @@ def test_queries_of_nexmark(house: House, tmp_path: Path) -> None:
     house.feed_side()
     house.job.finish_here()
     house.feed(EVENTS)
-    house.job.finish("--parallelism", "2", "--drain", env=FOUND)
+    # Each checkpoint has a transaction of each of 42 writers: those of tests, every 200 ms, would take all of the time.
+    house.job.finish("--parallelism", "2", "--drain", "--checkpoint-interval", "10s", env=FOUND)
     theirs, differ = by_flink(house, tmp_path), []
     for query in QUERIES:
         ours = _texts(rows(query, house.values(query)))

@@ -1,4 +1,4 @@
-"""Planted defects of joins of tables by a foreign key: versions, and the answers to them."""
+"""Planted defects of joins: versions of rows, and the answers to them; entries of an interval, and their partners."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import msgspec
 from planting import in_place_of, mutant
 
 from exactlyonce.engines.runtime.foreign_key_operators import Resolver
+from exactlyonce.engines.runtime.join_operators import IntervalJoiner
 from exactlyonce.pipeline.keys import key_groups
 
 JOIN = r"is not the join of the rows before Sn|is of a row"
 """A result of other rows, or one too few or too many."""
+PAIRS = r"lacks \d+ pairs"
+ALONE = r"has a partner|without a partner"
+IN_TIME = r"which is late or has another key"
 
 
 @mutant("a late answer of a foreign key of before counts", JOIN, luck="joins", shape="foreign-key-left")
@@ -24,3 +28,27 @@ def _late_answers(real: Any, self: Resolver, batch: Any) -> None:
         for row, answer in zip(batch.keys, batch.records, strict=True)
     ]  # fmt: skip
     real(self, batch.of(present))
+
+
+@mutant("a barrier leaves entries of an interval in memory alone", PAIRS, luck="windows", shape="pairs")
+@in_place_of(IntervalJoiner, "settle")
+def _unsettled(real: Any, self: IntervalJoiner) -> None:
+    """As if they would still be there."""
+
+
+@mutant("an entry of an interval goes while its partners may come", PAIRS, luck="windows", shape="pairs")
+@in_place_of(IntervalJoiner, "_over")
+def _over_too_soon(real: Any, self: IntervalJoiner, side: int) -> int:
+    return int(real(self, side)) + 2 * self._after[side]
+
+
+@mutant("an entry with a partner is written without", ALONE, luck="windows", shape="pairs-full")
+@in_place_of(IntervalJoiner, "_write")
+def _partner_forgotten(real: Any, self: IntervalJoiner, side: int, keys: Any, times: Any, records: Any, _: Any) -> None:
+    real(self, side, keys, times, records, ())
+
+
+@mutant("late records are joined with what is there", IN_TIME, luck="windows", shape="pairs")
+@in_place_of(IntervalJoiner, "in_time")
+def _late_pairs(real: Any, self: IntervalJoiner, batch: Any, **_: Any) -> Any:
+    return batch

@@ -20,7 +20,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from luck import LUCK
-from topologies import ANY_LOAD, ANY_STORE, JOIN_SHAPES, LOOP_SHAPES, NAMED_SHAPES, SHAPES, WINDOW_SHAPES
+from topologies import (
+    ANY_LOAD,
+    ANY_STORE,
+    JOIN_SHAPES,
+    LOOP_SHAPES,
+    NAMED_SHAPES,
+    PAIR_SHAPES,
+    SHAPES,
+    TIMED_LOAD_SHAPES,
+    WINDOW_SHAPES,
+)
 from watched import Broken
 from world import replay_command, simulate
 
@@ -38,12 +48,12 @@ def shapes_of(luck: str) -> list[str | None]:
     """The topologies with which it means something; None: as drawn."""
     if "cycles" in luck:
         return [*LOOP_SHAPES]
-    if "windows" in luck:
-        return [*WINDOW_SHAPES]
+    if "window" in luck:
+        return [*WINDOW_SHAPES, *PAIR_SHAPES]
     if "joins" in luck:
         return [*JOIN_SHAPES]
     if LUCK[luck].load:
-        return [ANY_LOAD]
+        return [ANY_LOAD, *TIMED_LOAD_SHAPES]
     return [ANY_STORE] if LUCK[luck].stores else [None]
 
 

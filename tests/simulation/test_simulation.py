@@ -15,7 +15,16 @@ import pytest
 from luck import HARMS, LUCK
 from mutants import MUTANTS, SAMPLE
 from simulate import main, shapes_of
-from topologies import ANY_STORE, BROADCAST_SHAPES, JOIN_SHAPES, LOOP_SHAPES, SHAPES, WINDOW_SHAPES
+from topologies import (
+    ANY_STORE,
+    BROADCAST_SHAPES,
+    JOIN_SHAPES,
+    LOOP_SHAPES,
+    PAIR_SHAPES,
+    SHAPES,
+    TIMED_LOAD_SHAPES,
+    WINDOW_SHAPES,
+)
 from world import lived, replay_command, simulate
 
 FAULTS = {
@@ -99,7 +108,7 @@ def test_what_goes_round_breaks_no_invariant(luck: str) -> None:
     ("luck", "met"), [("windows", ["stop asked for"]), ("unaligned windows", ["restored records on their way"])]
 )
 def test_windows_take_each_record_once_whatever_happens(shape: str, luck: str, met: list[str]) -> None:
-    seen = lived(range(40), shape, luck)
+    seen = lived(range(20), shape, luck)
     wanted = ("worker crashed", "rescaled", "clean end", *met)
     if shape != "expiring":
         wanted += ("record in a window",)
@@ -124,6 +133,28 @@ def test_tables_are_joined_as_they_are_at_each_checkpoint(shape: str, luck: str,
     seen = lived(range(40), shape, luck)
     wanted = ("worker crashed", "rescaled", "clean end", "join judged", "result gone", *met)
     assert [each for each in wanted if not seen[each]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive(but=["windows-pairs-full"])
+@pytest.mark.parametrize("shape", PAIR_SHAPES)
+@pytest.mark.parametrize("luck", ["windows", "unaligned windows", "window replays"])
+def test_pairs_of_each_checkpoint_are_all_of_the_records_before_it(shape: str, luck: str) -> None:
+    seen = lived(range(2 if luck == "windows" else 20), shape, luck)
+    wanted = ["rescaled", "clean end", "pairs judged"]
+    wanted += ["replay"] if luck == "window replays" else ["worker crashed"]
+    wanted += ["record without a partner"] * (shape == "pairs-full")
+    wanted += ["restored records on their way"] * (luck == "unaligned windows")
+    assert [each for each in wanted if not seen[each]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", TIMED_LOAD_SHAPES)
+@pytest.mark.parametrize("luck", ["constant load", "unaligned load", "load and crashes"])
+def test_timers_and_pairs_keep_up_with_constant_load(shape: str, luck: str) -> None:
+    seen = lived(range(12), shape, luck)
+    assert seen["checkpoint"] > 12
 
 
 def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -> None:

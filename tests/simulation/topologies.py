@@ -72,6 +72,10 @@ class Step:
     - clocked: likewise, until a timer by the clock; none is late.
     - as_of: likewise, until their time; `totals` are then the partition and offset of the newest record of its second
       input with the same key, at that time or before.
+    - pairs: each pair of a record of its first input and one of its second with the same key, whose time is at most
+      `EARLIER_MS` before the first one's or `LATER_MS` after it: `totals` end with the partition and offset of the
+      second, and `way` with `PAIR`.
+    - full_pairs: likewise; a record of either input without a partner comes alone, with `LEFT` or `RIGHT` as its way.
     - rules: passes on every record of its first input, with the rows of a table in `totals`: for each row the partition
       and offset of the record of its second input that it is, and the number of its key. Its key is the partition and
       `first`; a record whose offset is 2 modulo 4 deletes it.
@@ -93,7 +97,9 @@ HOLDING = ("window", "timer", "clocked", "as_of")
 """The kinds that hold records."""
 JOINING = ("join", "left_join")
 """The kinds of joins of tables, whose sources give rows: see `is_gone`."""
-KEEPING = ("count", "tally", "expiring", *HOLDING)
+PAIRING = ("pairs", "full_pairs")
+"""The kinds of joins within an interval."""
+KEEPING = ("count", "tally", "expiring", *HOLDING, *PAIRING)
 """The kinds with state."""
 
 
@@ -117,7 +123,7 @@ class Topology:
 
     @property
     def has_times(self) -> bool:
-        return bool(self.of("window", "timer", "as_of", "expiring"))
+        return bool(self.of("window", "timer", "as_of", "expiring", *PAIRING))
 
     @property
     def tables(self) -> set[str]:
@@ -163,6 +169,10 @@ def floor_at(offset: int) -> int:
     return max(map(time_at, range(max(0, offset - PERIOD), offset)), default=0) - DISORDER_MS - 1
 
 
+EARLIER_MS, LATER_MS = 40, 60
+"""How much earlier or later the second record of a pair may be."""
+PAIR, LEFT, RIGHT = "pair/", "left/", "right/"
+"""The ways of results of a join within an interval."""
 CLOCK_MS = 30
 """How long records wait by the clock."""
 PERIOD = 12
@@ -312,6 +322,19 @@ def _with_version(joined: Joined[str, Event, Event | None]) -> Event:
     return left if right is None else _counted(_counted(left, right.partition), right.offset)
 
 
+def _with_partner(joined: Joined[str, Event | None, Event | None]) -> Event:
+    left, right = joined.left, joined.right
+    if left is None or right is None:
+        alone = left or right
+        assert alone is not None
+        return msgspec.structs.replace(alone, way=LEFT if right is None else RIGHT)
+    return _counted(_counted(msgspec.structs.replace(left, way=PAIR), right.partition), right.offset)
+
+
+def _itself(event: Event) -> Event:
+    return event
+
+
 def deletes_rule(offset: int) -> bool:
     """Whether a record of a table deletes the row of its key."""
     return offset % 4 == 2
@@ -429,6 +452,11 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                 streams[step.id] = joined.changes().map(_result, id=f"{step.id}-records")
             case "clocked":
                 streams[step.id] = inputs[0].key_by(_key(step.key)).process(step.id, HoldsByClock, order="arrival")
+            case "pairs" | "full_pairs":
+                right, within = inputs[1].key_by(_key(step.key)), (f"-{EARLIER_MS}ms", f"{LATER_MS}ms")
+                how = "inner" if step.kind == "pairs" else "full"
+                pairs = inputs[0].key_by(_key(step.key)).join(step.id, right, within=within, how=how)
+                streams[step.id] = pairs.map(told(step.id, _with_partner), id=f"{step.id}-records")
             case "window" | "timer" | "as_of":
                 output = Output("late", Event)
                 shown = any(f"{step.id}~" in each.inputs for each in topology.steps)
@@ -440,6 +468,8 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                     streams[step.id] = held.flat_map(_value, id=f"{step.id}-records", output=Event)
                 elif step.kind == "timer":
                     streams[step.id] = held = keyed.process(step.id, Holds, late=late)
+                    if calls is not _answers:
+                        streams[step.id] = held.map(told(step.id, _itself), id=f"{step.id}-records")
                 else:
                     held = keyed.as_of(step.id, inputs[1].key_by(_key(step.key)), late=late)
                     streams[step.id] = held.map(_with_version, id=f"{step.id}-records")
@@ -529,6 +559,18 @@ WINDOW_SHAPES = {
     "as-of": "in: source, more: source, joined: as_of in more, out: sink joined, late: sink joined~",
 }
 """State by time: no record of an earlier window is late for a later one."""
+PAIR_SHAPES = {
+    "pairs": "in: source, more: source, paired: pairs in more, out: sink paired",
+    "pairs-full": "in: source, more: source, paired: full_pairs in more, out: sink paired",
+    "pairs-shuffled": """
+        in: source, inner: count in by second, more: source, paired: pairs inner more, out: sink paired""",
+}
+"""Joins within an interval, whose left records have been shuffled before or not."""
+TIMED_LOAD_SHAPES = {
+    "load-timers": "in: source, read: branch in, held: timer read, out: sink held",
+    "load-pairs": "in: source, more: source, read: branch in, paired: pairs read more, out: sink paired",
+}
+"""Shapes with event time for constant load."""
 BROADCAST_SHAPES = {
     "rules": "in: source, more: source, ruled: rules in more, out: sink ruled",
     "rules-shuffled": """
@@ -544,7 +586,7 @@ JOIN_SHAPES = {
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
 NAMED_SHAPES = {
     **STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES, **WINDOW_SHAPES, **BROADCAST_SHAPES,
-    **JOIN_SHAPES,
+    **JOIN_SHAPES, **PAIR_SHAPES, **TIMED_LOAD_SHAPES,
 }  # fmt: skip
 """Reached by name only: what a seed draws without is what it always drew."""
 SIMPLE = {"chain", "store-chain", "store-alone", "stateless"}
@@ -625,7 +667,7 @@ def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
             [(rng.choice(keys), rng.choice(keys)) for _ in range(rng.randint(12, most))]
             for _ in range(rng.randint(1, 3))
         ]
-        added = len(partitions) > 1 and rng.random() < 0.25 and not topology.of(*HOLDING, "expiring")
+        added = len(partitions) > 1 and rng.random() < 0.25 and not topology.of(*HOLDING, *PAIRING, "expiring")
         at_first = len(partitions) - added
         found[source] = Input(partitions, at_first)
     return found

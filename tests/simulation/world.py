@@ -16,7 +16,7 @@ import msgspec
 from bounds import bounds
 from coordinator import SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
-from joins import OracleJoins
+from joins import OracleJoins, OraclePairs
 from judges import OracleAlignedWindows, OracleAtLeastOnce, OracleUnaligned, OracleWindows
 from load import Load
 from local_files import LocalState, fetching_seldom
@@ -25,7 +25,19 @@ from oracle import Oracle
 from outside import Outside
 from remembered import remembered
 from stores import Stores
-from topologies import HOLDING, PIPELINE, Event, built, drawn, graph_of, inputs_for, is_gone, topic_of, under_load
+from topologies import (
+    HOLDING,
+    PAIRING,
+    PIPELINE,
+    Event,
+    built,
+    drawn,
+    graph_of,
+    inputs_for,
+    is_gone,
+    topic_of,
+    under_load,
+)
 from watched import TOPIC, Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.commits.kafka import TRIES_AGAIN
@@ -133,6 +145,8 @@ class World(SimulatedWorld):
             judge = OracleWindows if self.settings.unaligned else OracleAlignedWindows
         if self.topology.tables:
             judge = OracleJoins
+        if self.topology.of(*PAIRING):
+            judge = OraclePairs
         self.oracle = self.broker.oracle = judge(
             self.broker, self.topology, self.inputs, output_partitions=self.output_partitions,
             block_partitions=self.block_partitions, transaction_timeout_ms=self.transaction_timeout_ms,

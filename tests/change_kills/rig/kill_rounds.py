@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -28,7 +27,8 @@ from change_bank import LAST_KEYS, TOTAL, Writers, audit_of, fill, versions_in
 from change_judge import Said, judge, mutated, newest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from failing_over import Bank, is_behind, is_left_out, is_removed
-from running import Run, workers_of
+from killed_runs import AWAY, LIFE_S, Failed, KilledRuns, pause
+from running import Run
 from waiting import until
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
@@ -36,17 +36,9 @@ from exactlyonce.testing.cluster import OwnCluster
 from exactlyonce.testing.servers.postgres import PostgresServer
 
 HERE = Path(__file__).parent
-LIFE_S = 600
-"""The limit for all that is to come of itself."""
 PAGE_ROWS, ROWS_A_SECOND = 1_000, 8_000
-HALT, AWAY = 6, 4
-"""Exit codes: it cannot go on; a server did not answer when it started."""
-STEPS = (
-    "worker-barrier", "worker-aligned", "worker-frozen", "worker-flushed", "worker-acknowledged",
-    "worker-finalized", "coordinator-triggered", "coordinator-checked", "coordinator-decided", "coordinator-committed",
-    "coordinator-finalized", "store-committing", "store-committed",
-)  # fmt: skip
-STARTS = ("worker-restored", "coordinator-opened", "coordinator-swept")
+HALT = 6
+"""Exit code: it cannot go on."""
 DECK = (
     *(["run"] * 7), *(["step"] * 4), *(["worker"] * 3), *(["sender"] * 2), *(["backend"] * 2), *(["server"] * 2),
     *(["stop"] * 2), *(["broker"] * 1), *(["copy"] * 1), *(["failover"] * 2),
@@ -72,16 +64,8 @@ KINDS = {
 }
 
 
-class Failed(Exception):
-    """The promise was broken, or a life hung."""
-
-
 class Halted(Exception):
     """The run has halted, rightly: a failover has lost what was read."""
-
-
-def pause(seconds: float) -> None:
-    threading.Event().wait(seconds)
 
 
 class World:
@@ -159,36 +143,28 @@ def everything_in(servers: str, topic: str) -> list[Said]:
     return said
 
 
-class Round:
+class Round(KilledRuns):
+    steps = (*KilledRuns.steps, "store-committing", "store-committed")
+
     def __init__(
         self, world: World, seed: int, number: int, say: Callable[[str], None], kinds: Sequence[str] = DECK
     ) -> None:
-        self.world, self.number, self.say = world, number, say
-        self.name = f"kills-{seed}-{number}"
-        self.slot = f"exactlyonce_{self.name}".replace("-", "_")
-        self.luck = random.Random(f"{seed}/{number}")
-        self.topics = {f"{self.name}-{table}": key for table, key in LAST_KEYS.items()}
-        self.kills: Counter[str] = Counter()
+        name = f"kills-{seed}-{number}"
+        env = {
+            "SHOP_DSN": world.bank.dsn, "COPY_DSN": world.copy.dsn(),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")])),
+        }  # fmt: skip
+        params = {"name": name, "page_rows": PAGE_ROWS, "rows_a_second": ROWS_A_SECOND}
+        luck = random.Random(f"{seed}/{number}")
+        super().__init__(name, world.broker, world.folder, "change_pipelines:make", luck, say, env=env, params=params)
+        self.world, self.number = world, number
+        self.slot = f"exactlyonce_{name}".replace("-", "_")
+        self.topics = {f"{name}-{table}": key for table, key in LAST_KEYS.items()}
         self.phases: Counter[str] = Counter()
-        self.schedule: list[str] = []
-        self.runs: list[Run] = []
-        self.fired = Path(tempfile.mkdtemp(dir=world.folder))
         self.messages = 0
-        self.restarts = 0
-        """Runs that ended since a server did not answer when they started."""
-        self._began_s = time.monotonic()
         self._kinds = [*kinds]
         self.luck.shuffle(self._kinds)
         self._paged: dict[str, int] = {}
-        self._env = {
-            "SHOP_DSN": world.bank.dsn, "COPY_DSN": world.copy.dsn(), "EXACTLYONCE_FAILPOINTS_FIRED": str(self.fired),
-            "PYTHONDONTWRITEBYTECODE": "",  # each of hundreds of processes would compile all source anew
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")])),
-        }  # fmt: skip
-        self._params = [
-            word for name, value in (("name", self.name), ("page_rows", PAGE_ROWS), ("rows_a_second", ROWS_A_SECOND))
-            for word in ("--param", f"{name}={value}")
-        ]  # fmt: skip
 
     # --- the round ----------------------------------------------------------------------------------------------------
 
@@ -219,9 +195,7 @@ class Round:
 
     def close(self) -> None:
         """End all of the round; the servers stay."""
-        for run in self.runs:
-            if run.process.poll() is None:
-                run.kill()
+        self._end_runs()
         if hasattr(self, "tail"):
             self.tail.end()
         if hasattr(self, "writers"):
@@ -232,11 +206,8 @@ class Round:
     def _note(self, kind: str, how: str = "") -> None:
         """Count a kill, and where the pipeline was."""
         phase = "pages" if not all(self.tail.paged.values()) else "stream"
-        self.kills[kind] += 1
         self.phases[phase] += 1
-        text = f"{time.monotonic() - self._began_s:.2f} {phase} {kind} {how}".rstrip()
-        self.schedule.append(text)
-        self.say(f"{self.name} {text}")
+        super()._note(kind, f"{how}, at {phase}".removeprefix(", "))
 
     def _look(self) -> None:
         """Note how far the audit was when a table had come as a whole."""
@@ -257,110 +228,14 @@ class Round:
         if done.returncode:
             raise Failed(f"{words} ended with {done.returncode}: {done.stderr}")
 
-    def _start(self, *arguments: str, failpoint: str = "", with_workers: bool = False) -> Run:
-        env = {**self._env, **({"EXACTLYONCE_FAILPOINTS": failpoint} if failpoint else {})}
-        shape = (
-            ("--parallelism", self.luck.choice("112")) if with_workers or self.luck.random() < 0.4 else ("--inline",)
-        )
-        options = ("--checkpoint-interval", "300ms", *shape, *arguments)
-        servers = self.world.broker.bootstrap_servers
-        self.runs.append(Run(servers, "change_pipelines:make", *self._params, *options, env=env))
-        return self.runs[-1]
-
-    def _alive(self) -> Run:
-        """The run, started if there is none."""
-        if not self.runs:
-            return self._start()
-        code = self.runs[-1].process.poll()
-        if code is None:
-            return self.runs[-1]
-        if code != -signal.SIGKILL:
-            self._judge_end(self.runs[-1])
-        return self._start()
-
     def _judge_end(self, run: Run) -> None:
         """Of a run that has ended by itself."""
         code = run.wait()
         if code == HALT and is_behind(run.said, self.world.bank.primary):
             raise Halted(run.said)
-        if code != AWAY:
-            raise Failed(f"the run ended with {code}: {run.said[-3000:]}")
-        self.restarts += 1
-
-    def _until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait; a run that ends meanwhile is started again."""
-        limit = time.monotonic() + LIFE_S
-        while not condition():
-            if time.monotonic() > limit:
-                raise Failed(f"hung: {what} did not come within {LIFE_S} s")
-            self._alive()
-            self._look()
-            pause(0.02)
-
-    def _progress(self, checkpoints: int = 1) -> None:
-        """Returns once records have been committed from now on."""
-
-        def count() -> int:
-            return sum(
-                event["event"] == "checkpoint" and event["records_committed"] > 0
-                for run in self.runs for event in list(run.events)
-            )  # fmt: skip
-
-        before = count()
-        self._until(lambda: count() >= before + checkpoints, "a checkpoint with records")
-
-    def _kill_now(self, kind: str = "run", how: str = "") -> None:
-        run = self._alive()
-        self._note(kind, how)
-        run.kill()
+        super()._judge_end(run)
 
     # --- kills --------------------------------------------------------------------------------------------------------
-
-    def _kill_run(self) -> None:
-        if self.luck.random() < 0.3:
-            checkpoints = self.luck.randrange(1, 3)
-            self._alive()
-            self._progress(checkpoints)
-            self._kill_now(how=f"after {checkpoints} checkpoints")
-        else:
-            self._alive()
-            is_deployed = self.luck.random() < 0.6
-            if is_deployed:
-                self._until(lambda: any(e.get("step") == "restored" for e in list(self.runs[-1].events)), "a reader")
-            wait_s = self.luck.uniform(0, 2) if is_deployed else self.luck.uniform(0.05, 5)
-            pause(wait_s)
-            self._kill_now(how=f"{wait_s:.2f} s after {'its reader' if is_deployed else 'its process'} began")
-
-    def _kill_step(self) -> None:
-        if self.runs and self.runs[-1].process.poll() is None:
-            self._kill_now()
-        is_start = self.luck.random() < 0.2
-        step = self.luck.choice(STARTS if is_start else STEPS)
-        nth = 1 if is_start else self.luck.randrange(1, 8)
-        met = self.fired / step
-        met.unlink(missing_ok=True)
-        self._start(failpoint=f"{step}=kill@{nth}")
-        limit = time.monotonic() + LIFE_S
-        while not met.exists():
-            if (code := self.runs[-1].process.poll()) not in (None, -signal.SIGKILL):
-                raise Failed(f"the run ended with {code}: {self.runs[-1].said[-3000:]}")
-            if time.monotonic() > limit:
-                raise Failed(f"hung: {step} was not met {nth} times within {LIFE_S} s")
-            self._look()
-            pause(0.01)
-        self._note("step", f"{step}@{nth}")
-        if step.startswith("coordinator"):
-            self.runs[-1].wait()
-
-    def _kill_worker(self) -> None:
-        if self.runs and self.runs[-1].process.poll() is None:
-            self._kill_now()
-        self._start(with_workers=True)
-        self._until(lambda: any(event.get("step") == "deployed" for event in list(self.runs[-1].events)), "a worker")
-        pause(self.luck.uniform(0, 3))
-        if workers := [pid for pid in workers_of(self.runs[-1]) if Path(f"/proc/{pid}").exists()]:
-            self._note("worker")
-            os.kill(self.luck.choice(workers), signal.SIGKILL)
 
     def _holder(self) -> int:
         """The walsender of the slot, at some moment after it began."""
@@ -371,14 +246,6 @@ class Round:
             self._until(lambda: holder(self.slot), "a reader of the slot")
             if (pid := holder(self.slot)) is not None:
                 return pid
-
-    def _after_fault(self) -> None:
-        """The run goes on; now and then it is killed while it connects again."""
-        if self.luck.random() < 0.3:
-            pause(self.luck.uniform(0, 0.6))
-            self._kill_now(how="as it connects again")
-        if self.luck.random() < 0.3:
-            self._progress()
 
     def _kill_sender(self) -> None:
         pid = self._holder()
@@ -408,14 +275,6 @@ class Round:
         self.world.bank.primary.stop("immediate")
         pause(self.luck.choice((0, 0, 0.5, 2)))
         self.world.bank.primary.start()
-        self._after_fault()
-
-    def _kill_broker(self) -> None:
-        self._alive()
-        pause(self.luck.uniform(0, 2))
-        self._note("broker")
-        self.world.broker.kill()
-        self.world.broker.start()
         self._after_fault()
 
     def _kill_copy(self) -> None:
@@ -481,14 +340,6 @@ class Round:
             raise Failed(f"after a failover {act} the run ended with {code}: {run.said[-3000:]}")
         bank.add_standby()
 
-    def _ended(self, run: Run, what: str) -> int:
-        """The exit code of *run*, which is to end by itself."""
-        try:
-            run.process.wait(LIFE_S)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"hung: the run did not {what} within {LIFE_S} s") from None
-        return run.wait()
-
     def _move_into_open_transaction(self) -> None:
         """Have the slot begin where a transaction was open, and more come after it than the pipeline has read."""
         bank = self.world.bank
@@ -534,19 +385,6 @@ class Round:
             if total != TOTAL:
                 wrong.append(f"the writers' sum is {total}: they are wrong themselves")
         return wrong
-
-    def _await_end(self) -> None:
-        """Have the run stop, and another one read to the newest change."""
-        run = self._alive()
-        run.process.send_signal(signal.SIGTERM)
-        for ending in (run, None):
-            run = ending or self._start("--until", "latest")
-            try:
-                code = run.process.wait(LIFE_S)
-            except subprocess.TimeoutExpired:
-                raise Failed(f"hung: the run did not end within {LIFE_S} s") from None
-            if code:
-                raise Failed(f"the run ended with {code}: {run.said[-3000:]}")
 
     def result(self) -> dict[str, Any]:
         return {

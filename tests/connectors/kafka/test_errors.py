@@ -52,6 +52,7 @@ def test_error_codes() -> None:
         (16, Again, "NotCoordinator"),
         (6, Again, "NotLeader"),
         (-1, Again, "UnknownError"),
+        (32, BrokerRefused, r"Asking failed: .*clock is ahead .*message\.timestamp\.after\.max\.ms.*Nothing is lost"),
         (42, BrokerRefused, r"Asking failed: the broker answers InvalidRequestError \(42\).*run the same again"),
     ):
         with pytest.raises(error, match=message):

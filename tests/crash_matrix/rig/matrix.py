@@ -1,65 +1,53 @@
 """A run of the matrix on real servers, which continues an interrupted one; `make crash-matrix`.
 
-    python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--write]
+    python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--minutes 60] [--since COMMIT] [--write]
 
-Results go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit that last changed what cells run. Failed cells
-run again. `--write` puts them into tests/README.md and docs/crash-matrix.json, from which other machines continue.
+Outcomes go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit of the code under test; a file from elsewhere
+may be put there. Cells run that have not passed on that commit, or since `--since`: one of each row, then another of
+each. A cell that failed runs again, and stays failed. `--write` puts the evidence into tests/README.md,
+docs/guarantees.md and docs/crash-matrix.json, from which other machines continue.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from datetime import datetime, timezone
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
-from cells import cells, try_cell
+from cells import Cell, cells, try_cell
+from evidence import Evidence, Outcome, product_commit, product_commits_since, read_folder, read_json
 from matrix_servers import opened
-from report import documented, lines, written
-from rows import ROWS
+from report import TESTS, lines, write
 
 ROOT = Path(__file__).parents[3]
-RUN_BY_CELLS = (
-    *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
-    "tests/crash_matrix/rig",
-    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced", "waiting")),
-)
-"""The pipelines of cells."""
-
-Result = dict[str, Any]
+FOLDER = ROOT / ".crash-matrix"
+SEED = 20
+"""The seed of the order within a row."""
 
 
-class Results:
-    def __init__(self, file: Path, known: Iterable[Result]) -> None:
-        self._file = file
-        file.parent.mkdir(exist_ok=True)
-        lines = file.read_text().splitlines() if file.exists() else []
-        self.found: dict[str, Result] = {each["name"]: each for each in (*known, *map(json.loads, lines))}
-
-    def passed(self, name: str) -> bool:
-        return name in self.found and bool(self.found[name]["passed"])
-
-    def add(self, result: Result) -> None:
-        self.found[result["name"]] = result
-        with self._file.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-
-
-def result_of(name: str, work: Callable[[], int]) -> Result:
+def outcome_of(name: str, commit: str, work: Callable[[], int]) -> Outcome:
     began = time.monotonic()
     try:
         records, failure = work(), ""
     except Exception as error:  # whatever it is, the matrix goes on and shows it
         records, failure = 0, f"{type(error).__name__}: {error}"
     seconds = round(time.monotonic() - began, 1)
-    return {"name": name, "passed": not failure, "records": records, "seconds": seconds, "failure": failure}
+    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Outcome(
+        name=name, passed=not failure, records=records, seconds=seconds, failure=failure, commit=commit, at=at
+    )
 
 
 def run_test(test: str) -> int:
@@ -69,51 +57,71 @@ def run_test(test: str) -> int:
     return 0
 
 
-def commit() -> str:
-    """The last commit that changed what cells run, with "-dirty" if such files have changed since."""
-    last, changed = _git("log", "-1", "--format=%h"), _git("status", "--porcelain")
-    return (last or "unknown") + ("-dirty" if changed else "")
-
-
-def _git(*arguments: str) -> str:
-    told = subprocess.run(["git", *arguments, "--", *RUN_BY_CELLS], cwd=ROOT, capture_output=True, text=True)
-    return told.stdout.strip()
+def each_row_first(wanted: Iterable[Cell]) -> list[Cell]:
+    """One of each row, then another of each, so that an interrupted run has shown every row; the same each time."""
+    by_row: dict[int, list[Cell]] = defaultdict(list)
+    for cell in wanted:
+        by_row[cell.row].append(cell)
+    for row, of_row in by_row.items():
+        random.Random(SEED + row).shuffle(of_row)
+    return [cell for cell in chain.from_iterable(zip_longest(*by_row.values())) if cell is not None]
 
 
 def main() -> int:
     """0 if all that was to be done has passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=4, help="cells at once (default: 4)")
-    parser.add_argument("--only", default="", metavar="PREFIX", help="cells and tests whose name begins so")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="PREFIX", help="cells and tests whose name begins so"
+    )
     parser.add_argument("--no-tests", action="store_true", help="cells alone, not the tests that show other rows")
-    parser.add_argument("--write", action="store_true", help="put the result into the documentation")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so long (0: nothing)")
+    parser.add_argument("--since", metavar="COMMIT", help="what has passed on this commit, or a later one, is not run")
+    parser.add_argument("--write", action="store_true", help="put the evidence into the documentation")
     options = parser.parse_args()
-    if options.write and commit().endswith("dirty"):
-        parser.error("what --write documents is of a commit: commit what was changed, and run it again")
-    results = Results(ROOT / ".crash-matrix" / f"{commit()}.jsonl", written(ROOT, commit()))
-    wanted = [cell for cell in cells() if cell.name.startswith(options.only)]
-    tests = sorted({test for row in ROWS for test in row.tests if test.startswith(options.only)})
-    tests = [] if options.no_tests else tests
-    due = [cell for cell in wanted if not results.passed(cell.name)]
-    with (
-        tempfile.TemporaryDirectory(prefix="crash-matrix-") as folder,
-        opened(Path(folder)) as servers,
-        ThreadPoolExecutor(options.jobs) as pool,
-    ):
-        begun = {pool.submit(result_of, cell.name, partial(try_cell, cell, servers)) for cell in due}
-        for done, future in enumerate(as_completed(begun), 1):
-            tell(results, future.result(), f"{done} of {len(due)}")
-    for test in tests:
-        if not results.passed(test):
-            tell(results, result_of(test, partial(run_test, test)), "a test")
-    print("\n".join(lines(results.found)))
+    commit = product_commit(ROOT)
+    evidence = Evidence(chain(read_json(ROOT), read_folder(FOLDER)))
+    counting = {commit} if options.since is None else product_commits_since(ROOT, options.since)
+    deadline = time.monotonic() + options.minutes * 60
+
+    def is_due(name: str) -> bool:
+        verdict = evidence.verdict(name)
+        return verdict is None or verdict.commit not in counting or not verdict.passed
+
+    def outcome(name: str, work: Callable[[], int]) -> Outcome | None:
+        return outcome_of(name, commit, work) if time.monotonic() < deadline else None
+
+    wanted = [cell for cell in each_row_first(cells()) if cell.name.startswith(tuple(options.only))]
+    tests = [] if options.no_tests else [test for test in TESTS if test.startswith(tuple(options.only))]
+    due = [cell for cell in wanted if is_due(cell.name)] if options.minutes else []
+    if due:
+        with (
+            tempfile.TemporaryDirectory(prefix="crash-matrix-") as folder,
+            opened(Path(folder)) as servers,
+            ThreadPoolExecutor(options.jobs) as pool,
+        ):
+            begun = {pool.submit(outcome, cell.name, partial(try_cell, cell, servers)) for cell in due}
+            for done, future in enumerate(as_completed(begun), 1):
+                tell(evidence, future.result(), f"{done} of {len(due)}")
+    for test in filter(is_due, tests):
+        tell(evidence, outcome(test, partial(run_test, test)), "a test")
+    print("\n".join(lines(evidence, ROOT)))
     if options.write:
-        documented(ROOT, results.found, commit())
-    names = [*(cell.name for cell in wanted), *tests]
-    return 0 if all(results.passed(name) for name in names) else 1
+        write(ROOT, evidence)
+    return 0 if not any(map(is_due, [*(cell.name for cell in wanted), *tests])) else 1
 
 
-def tell(results: Results, result: Result, progress: str) -> None:
-    results.add(result)
-    verdict = "passed" if result["passed"] else f"FAILED {result['failure'][:300]}"
-    print(f"{progress}: {result['name']}: {verdict} ({result['seconds']} s)", flush=True)
+def tell(evidence: Evidence, outcome: Outcome | None, progress: str) -> None:
+    if outcome is None:  # it was too late to begin it
+        return
+    evidence.add(outcome)
+    keep(outcome)
+    verdict = evidence.verdict(outcome.name)
+    text = verdict.text if verdict and outcome.passed else f"FAILED {outcome.failure[:300]}"
+    print(f"{progress}: {outcome.name}: {text} ({outcome.seconds} s)", flush=True)
+
+
+def keep(outcome: Outcome) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    with (FOLDER / f"{outcome.commit}.jsonl").open("a") as file:
+        file.write(json.dumps(asdict(outcome)) + "\n")

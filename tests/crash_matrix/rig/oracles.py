@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import duckdb
+import duckdb_ext
 import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
@@ -110,6 +115,51 @@ class TableReader:
 
     def close(self) -> None:
         self._session.close()
+
+
+class LakeReader:
+    """A table of a lake as DuckDB reads it, which shares no code with the sinks; a row's place is its id."""
+
+    def __init__(self, folder: Path, lake: str, table: str) -> None:
+        self._folder, self._lake, self._table = folder, lake, table
+        self._database = duckdb.connect()
+        duckdb_ext.init(self._database)
+
+    def __call__(self) -> list[Seen]:
+        scan = self._iceberg() if self._lake == "iceberg" else self._delta()
+        rows = self._database.execute(f"SELECT * FROM {scan}").fetchall() if scan else []
+        return [Seen((row[0],), row) for row in rows]
+
+    def _delta(self) -> str | None:
+        table = self._folder / self._table
+        return f"delta_scan('{table}')" if [*table.glob("_delta_log/*.json")] else None
+
+    def _iceberg(self) -> str | None:
+        """The newest metadata is that which the catalog names."""
+        if not (catalog := self._folder / "catalog.db").exists():
+            return None
+        with closing(sqlite3.connect(catalog)) as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'iceberg_tables'").fetchone():
+                return None
+            query = "SELECT metadata_location FROM iceberg_tables WHERE table_name = ?"
+            row = database.execute(query, (self._table,)).fetchone()
+        if row is None:
+            return None
+        metadata = Path(row[0].removeprefix("file://"))
+        version = metadata.name.removesuffix(".metadata.json")
+        return f"iceberg_scan('{metadata.parent.parent}', version = '{version}', allow_moved_paths = true)"
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def assert_rows(found: Counter[Row], expected: Counter[Row], where: str) -> None:
+    missing, more = expected - found, found - expected
+    doubled = {row: times for row, times in more.items() if row in expected}
+    foreign = more.keys() - doubled.keys()
+    wrong = {"missing": missing, "doubled": doubled, "foreign": foreign}
+    told = {name: (len(rows), list(rows)[:3]) for name, rows in wrong.items()}
+    assert not any(wrong.values()), f"{where}: how many rows, and some: {told}"
 
 
 def values(record: bytes | None) -> Row:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossing import SHAPES, SINKS
+from crossing import LAKES, SHAPES, SINKS, STREAM, TIMED
 from kafka_proxy import END_TXN, PRODUCE, Fate
 
 ALIGNED, UNALIGNED = MODES = ("aligned", "unaligned")
 """Whether barriers wait behind records, or overtake them."""
+ON_DRIVER, ON_SPARK = "driver", "spark"
+"""Where bounded work computes, which has no barriers."""
 WITH_A_STORE = ("postgres", "both")
 WITH_KAFKA = ("kafka", "both")
 
@@ -25,24 +27,66 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Crash(Way):
+class AtFailpoint(Way):
+    """A process meets a failpoint, and dies, stops or fails there."""
+
     point: str
     nth: int = 2
     """The number of the hit; some come once in the life of a process."""
-    slow: bool = False
-    """Whether records take longer behind the shuffle, so that some are on their way at every checkpoint."""
+    actions: tuple[str, ...] = ("kill", "stop", "raise")
 
     @property
     def name(self) -> str:
         return self.point
 
     @property
-    def actions(self) -> tuple[str, ...]:
-        return ("kill", "stop", "raise")
-
-    @property
     def in_coordinator(self) -> bool:
-        return self.point.startswith("coordinator-") or self.point in COMMITTING
+        return self.point.startswith(("coordinator-", "savepoint-")) or self.point in COMMITTING
+
+
+@dataclass(frozen=True)
+class Crash(AtFailpoint):
+    """Of a run that goes on by itself, or by another run."""
+
+    slow: bool = False
+    """Whether records take longer behind the shuffle, so that some are on their way at every checkpoint."""
+    crowd: int = 0
+    """So many users have an event at one time: more than a firing gives in one slice, in each of two workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromSavepoint(AtFailpoint):
+    """Of a run that begins from a savepoint."""
+
+    nth: int = 1
+    modes: tuple[str, ...] = (ALIGNED,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenOver(AtFailpoint):
+    """Of a leader, while a standby waits."""
+
+    modes: tuple[str, ...] = (ALIGNED,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded(AtFailpoint):
+    """Of a backfill, which goes on by the same command; a run goes on from its end."""
+
+    actions: tuple[str, ...] = ("kill", "raise")
+    sinks: tuple[str, ...] = ("kafka",)
+    modes: tuple[str, ...] = (ON_DRIVER,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed(AtFailpoint):
+    """Of a query of Spark that writes to a streaming sink, which its checkpoint location lets go on."""
+
+    nth: int = 1
+    """Each batch has processes of its own."""
+    actions: tuple[str, ...] = ("kill", "stop")
+    shapes: tuple[str, ...] = (STREAM,)
+    modes: tuple[str, ...] = (ON_SPARK,)
 
 
 COMMITTING = ("store-committing", "store-committed")
@@ -76,7 +120,7 @@ class Row:
     number: int
     fault: str
     required: str
-    ways: tuple[Crash | Request, ...] = ()
+    ways: tuple[AtFailpoint | Request, ...] = ()
     tests: tuple[str, ...] = ()
     """Files of tests, or tests in them, that show it where no way does, or more than the ways do."""
 
@@ -86,12 +130,18 @@ class Promise:
     text: str
     rows: tuple[int, ...] = ()
     """Rows in whose cells it is asked for; none: in those of every row."""
-    sinks: tuple[str, ...] = SINKS
+    sinks: tuple[str, ...] = (*SINKS, *LAKES)
 
 
 CHANGES, SHARED, MARIA, SLOW = (
     f"tests/connectors/changes/test_{name}.py" for name in ("changes", "shared_slot", "maria_changes", "slow_reader")
 )
+EVENT_TIME = tuple(f"tests/engines/test_{name}_runs.py" for name in ("windowed", "joined", "timer"))
+BOUNDED_STEPS = (
+    ("unit-computed", 2), ("publication-flushed", 1), ("advance-computed", 2), ("advance-published", 2),
+    ("coordinator-decided", 2), ("coordinator-committed", 2),
+)  # fmt: skip
+STREAMED = ("kafka", "postgres", *LAKES)
 KILLS = "tests/change_kills/test_some_kills.py"
 """Tests of captured changes."""
 
@@ -182,7 +232,7 @@ ROWS = (
     Row(34, "another parallelism after an open checkpoint", "ids of subtasks that are gone are ended, too",
         (Crash("coordinator-checked", nth=3),), ("tests/engines/test_sweeping.py",)),
     Row(35, "a crash while state is restored", "nothing was opened; restored again",
-        (Crash("worker-restored", nth=1), Crash("coordinator-swept", nth=1)),
+        (Crash("worker-restored", nth=1),),
         ("tests/engines/test_kill_matrix.py",)),
     Row(36, "a disk is full", "n fails, nothing is acknowledged",
         tests=("tests/sinks/files/test_disk.py", "tests/sinks/kafka/test_deferred.py",
@@ -228,13 +278,52 @@ ROWS = (
                f"{MARIA}::test_maria_tables_share_the_stream_and_one_that_is_added_begins_with_its_rows")),
     Row(49, "a sink blocks while a large transaction comes", "the stream lasts, and goes on; a batch is in memory",
         tests=(SLOW,)),
+    Row(50, "results of event time are due, and some are given", "each comes once, with exactly its records",
+        (Crash("timed-firing", nth=1, crowd=6_000, shapes=TIMED, sinks=("kafka",)),
+         Crash("timed-fired", shapes=TIMED, sinks=("kafka",))),
+        EVENT_TIME),
+    Row(51, "windows, sessions, joins and timers are open", "they are restored; each result comes once",
+        (*(Crash(point, shapes=TIMED, sinks=("kafka",)) for point in ("worker-frozen", "coordinator-decided")),
+         Crash("worker-restored", nth=1, shapes=TIMED, sinks=("kafka",))),
+        EVENT_TIME),
+    Row(52, "a commit to a lake's table", "all rows of the checkpoint are in one snapshot, once",
+        tuple(Crash(point, shapes=("chain",), sinks=LAKES)
+              for point in ("coordinator-decided", "store-committing", "store-committed")),
+        ("tests/sinks/lake/test_lake_runs.py",)),
+    Row(53, "a run begins from a savepoint with open windows", "the same command begins again from it",
+        (FromSavepoint("savepoint-written", shapes=TIMED, sinks=("kafka",)),
+         FromSavepoint("coordinator-swept", shapes=TIMED, sinks=("kafka",))),
+        ("tests/cli/test_restoring.py", "tests/cli/test_moving.py")),
+    Row(54, "a standby waits, and the leader ends", "it takes over; the leader is fenced if it wakes",
+        tuple(TakenOver(point, shapes=("chain", "windows"), sinks=("kafka",))
+              for point in ("coordinator-decided", "coordinator-committed"))),
+    Row(55, "bounded work is computed, or published", "the same command goes on, then a run",
+        (*(Bounded(point, nth=nth, shapes=("chain", "windows")) for point, nth in BOUNDED_STEPS),
+         *(Bounded(point, nth=1, actions=("kill",), shapes=("chain", "windows"), modes=(ON_SPARK,))
+           for point in ("unit-computed", "advance-published"))),
+        ("tests/bounded/test_kills.py",)),
+    Row(56, "a batch of Spark's streaming sink is written, decided or committed", "the query goes on; each row is once",
+        (Streamed("worker-flushed", sinks=STREAMED), Streamed("coordinator-decided", sinks=("kafka",)),
+         Streamed("store-committing", sinks=STREAMED[1:]), Streamed("coordinator-finalized", sinks=STREAMED)),
+        ("tests/spark/test_sink_kills.py",)),
 )  # fmt: skip
 
 PROMISES = (
-    Promise("a checkpoint's state reflects exactly the records before its barriers", (1, 2, 3, 4, 5)),
+    Promise("a checkpoint's state reflects exactly the records before its barriers", (1, 2, 3, 4, 5, 51)),
     Promise("nothing of a checkpoint is visible before it is decided"),
-    Promise("everything of a decided checkpoint becomes visible, however often processes die", (12, 13, 14, 20)),
-    Promise("a process that was replaced changes nothing", (11, 15, 22)),
+    Promise(
+        "everything of a decided checkpoint becomes visible, however often processes die", (12, 13, 14, 20, 52, 54)
+    ),
+    Promise(
+        "all rows of a checkpoint are in one snapshot of an Iceberg table, or in one version of a Delta table", (52,)
+    ),
+    Promise("bounded work publishes what its units have computed, also if they stage it in S3 or HDFS", (55,)),
+    Promise("a process that was replaced changes nothing", (11, 15, 22, 54)),
+    Promise(
+        "a final window has exactly the records that a few lines of SQL find for it, in a run, in a backfill, and "
+        "computed again",
+        (50, 51, 53),
+    ),
     Promise("what is needed is never dropped, what is not is"),
     Promise("all sinks of a pipeline agree", sinks=("both",)),
 )
