@@ -32,6 +32,8 @@ def verdict(stoppable: OwnCluster, tmp_path: Path, topic_name: str) -> Iterator[
         each.close()
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_run(verdict: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     """Its history is valid; a record that nobody polled is found."""
     found = verdict("run")

@@ -333,7 +333,8 @@ class RandomLog:
         return LaterOutput(min([end, *firsts]), frozenset(writers[first] for first in firsts), end)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.exhaustive] if n else []) for n in range(6)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(6))
 def test_a_random_log(kafka: KafkaCluster, topic_name: str, seed: int) -> None:
     """What is read between two checkpoints is what their cuts differ in, whoever wrote it, in as many tasks as one
     likes; of the pipeline's own records these are those of the checkpoints between."""
