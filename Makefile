@@ -5,7 +5,7 @@
 # test          a sample of every promise: five minutes
 # test-changed  the exhaustive cases that a change since the last merge (or SINCE=main) may break, and an eighth of all others
 # test-all      every case but those of the next two: an hour; goes on where it was broken off
-# test-matrix   stores beside Kafka, killed at every step: an hour
+# test-matrix   stores beside Kafka, killed at every step, and the longest simulations: an hour
 # other-engines what Kafka Streams and Flink answer to the same records
 # crash-matrix  a crash, a stop or a lost request at every step of the protocol: some hours; goes on where it was
 # changes-kills 300 kills of pipelines that read PostgreSQL's changes, and of its servers: an hour; goes on where it was
@@ -69,7 +69,8 @@ flaky: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 # The crash matrix of stores beside Kafka, an hour or so: servers and processes killed at every step, a million rows.
 test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	$(PYTEST) --matrix --durations=25 tests/stores tests/spark/test_declarative_pipelines.py tests/spark/test_handed_over.py \
-		tests/engines/test_flink.py $(ARGS)
+		tests/engines/test_flink.py tests/simulation/test_simulation.py::test_no_fault_breaks_an_invariant \
+		tests/simulation/test_ledgers.py::test_no_fault_breaks_an_invariant_of_stores $(ARGS)
 
 # The answers of Kafka Streams and Flink, which are downloaded, to the same records.
 other-engines: .venv/dev.stamp .venv/java.stamp kafka

@@ -32,9 +32,9 @@ DRAWN = {f"topology {name}" for name in STORE_SHAPES}
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["sample"])
+@pytest.mark.exhaustive(matrix=True, but=["sample"])
 @pytest.mark.parametrize(
-    ("seeds", "met"), [pytest.param(6, MET - RARE, id="sample"), pytest.param(100, (MET - RARE) | DRAWN, id="hundred")]
+    ("seeds", "met"), [pytest.param(6, MET - RARE, id="sample"), pytest.param(400, MET | DRAWN, id="hundreds")]
 )
 def test_no_fault_breaks_an_invariant_of_stores(seeds: int, met: set[str]) -> None:
     seen = lived(range(seeds), ANY_STORE) + lived(range(seeds * 3 // 4), ANY_STORE, "stores")
