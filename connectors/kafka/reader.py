@@ -5,7 +5,8 @@ have passed its markers and aborted records, too, so that nothing lags there; pa
 subscribed; a removed offset is an error, never a reset.
 
 librdkafka retries silently without end while a broker is away: its statistics show it (`Silence`), and tell a silent
-broker from one without new records, which answers twice a second.
+broker from one without new records, which answers twice a second. Sometimes it never fetches again from a broker that
+is back (librdkafka #5153, of 2.16 too): so a reader whom silence lasts too long goes on with another consumer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.connectors.confluent import make_consumer
+from exactlyonce.connectors.confluent import LOGGER, make_consumer
 from exactlyonce.connectors.kafka.errors import Meaning, meaning_of, raise_unless_passing
 from exactlyonce.connectors.source import Divide
 from exactlyonce.pipeline.errors import Halt, TopicError
@@ -28,11 +29,14 @@ from exactlyonce.pipeline.errors import Halt, TopicError
 INTERVAL_MS = 5_000
 SILENT_AFTER_S = 30.0
 """The time from the first sign of silence until a partition is reported. A leader is silent if it is unknown or not
-connected, or has sent nothing for as long while the client fetches."""
+connected, or has sent nothing for as long while the client fetches, or if the client does not fetch there."""
+REPLACED_AFTER_S = 60.0
+"""After so much silence a consumer is replaced, and again after as much: where brokers are away, it does no harm."""
 
 Place = tuple[str, int]
 """Topic and partition."""
-_NO_LEADER = -1
+_NO_BROKER = -1
+_FETCHES = "active"
 
 
 class _Broker(msgspec.Struct):
@@ -44,6 +48,9 @@ class _Broker(msgspec.Struct):
 
 class _Partition(msgspec.Struct):
     leader: int
+    broker: int
+    """The one from which it is fetched."""
+    fetch_state: str
     fetchq_cnt: int
 
 
@@ -65,7 +72,7 @@ class Silence:
 
     def __init__(self, places: Callable[[], Iterable[Place]], clock: Callable[[], float] = time.monotonic) -> None:
         self._places, self._clock = places, clock
-        self._heard_s = 0.0
+        self._heard_s = self._replaced_s = 0.0
         self._missed_since_s: dict[Place, float] = {}
 
     @property
@@ -88,6 +95,16 @@ class Silence:
         silent = {place: self._heard_s - since_s for place, since_s in self._missed_since_s.items()}
         return {place: silent_s for place, silent_s in silent.items() if silent_s >= SILENT_AFTER_S}
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether some silence has lasted for `REPLACED_AFTER_S`, since the consumer was replaced, too."""
+        since_s = min(self._missed_since_s.values(), default=self._heard_s)
+        return bool(self._missed_since_s) and self._heard_s - max(since_s, self._replaced_s) >= REPLACED_AFTER_S
+
+    def replaced(self) -> None:
+        """There is another consumer."""
+        self._replaced_s = self._clock()
+
     def _missed(self, statistics: _Statistics) -> set[Place]:
         known = {
             (name, int(number)): partition
@@ -101,10 +118,12 @@ class Silence:
 
     @staticmethod
     def _is_missed(partition: _Partition | None, brokers: dict[int, _Broker], asks: bool) -> bool:
-        if partition is None or partition.leader == _NO_LEADER:
+        if partition is None or partition.leader == _NO_BROKER:
             return True
         leader = brokers.get(partition.leader)
         if leader is None or leader.state != "UP":
+            return True
+        if partition.broker == _NO_BROKER or partition.fetch_state != _FETCHES:
             return True
         return asks and not 0 <= leader.rxidle < SILENT_AFTER_S * 1_000_000
 
@@ -281,6 +300,16 @@ class KafkaReader:
             ]
         )
 
+    def _replace(self, consumer: Consumer) -> None:
+        """Go on with another consumer after what was returned."""
+        LOGGER.warning("%s, with another consumer", self.waiting)
+        consumer.close()
+        self._consumer, self._buffer = None, FetchBuffer()
+        self._at_end.clear()
+        self._met.clear()
+        self._assign(self.offsets)
+        self._silence.replaced()
+
     def finalized(self, positions: Sequence[SourceOffset]) -> None:
         """Topics are kept by their retention, whoever has read them."""
 
@@ -309,6 +338,8 @@ class KafkaReader:
         self.runs = []
         if self._consumer is None:
             return []
+        if self._silence.is_lasting:
+            self._replace(self._consumer)
         if self.divide is None:
             messages, runs = self._fetch(records_max, timeout_s)
         else:

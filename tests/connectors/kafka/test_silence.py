@@ -6,21 +6,34 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 from waiting import until
 
-from exactlyonce.connectors.kafka.reader import INTERVAL_MS, SILENT_AFTER_S, KafkaReader, Silence
+from exactlyonce.connectors.kafka import reader as reader_module
+from exactlyonce.connectors.kafka.reader import (
+    INTERVAL_MS,
+    REPLACED_AFTER_S,
+    SILENT_AFTER_S,
+    KafkaReader,
+    Silence,
+    exact_consumer,
+)
+from exactlyonce.connectors.source import Divide
 from exactlyonce.testing.cluster import OwnCluster
 
 
 def statistics(
-    leader: int = 1, state: str = "UP", idle_s: float = 0.1, queued: int = 0, partitions: tuple[str, ...] = ("0", "-1")
-) -> str:
+    leader: int = 1, state: str = "UP", idle_s: float = 0.1, queued: int = 0, partitions: tuple[str, ...] = ("0", "-1"),
+    broker_id: int = 1, fetch_state: str = "active",
+) -> str:  # fmt: skip
     """The relevant part of what librdkafka tells; -1 is its own name for what has no partition yet."""
-    told = {"leader": leader, "fetchq_cnt": queued, "desired": True}
+    told = {
+        "leader": leader, "broker": broker_id, "fetch_state": fetch_state, "fetchq_cnt": queued, "desired": True,
+    }  # fmt: skip
     broker = {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)}
     brokers = {"a:1/1": broker, "a:1/bootstrap": {"nodeid": -1, "state": "INIT"}}
     return json.dumps({"brokers": brokers, "topics": {"orders": {"partitions": dict.fromkeys(partitions, told)}}})
@@ -37,6 +50,9 @@ def statistics(
         (statistics(leader=2), True),
         (statistics(state="TRY_CONNECT", queued=5), True),
         (statistics(partitions=("1",)), True),
+        (statistics(broker_id=-1), True),
+        (statistics(broker_id=2), False),  # a follower, in the same rack
+        (statistics(fetch_state="validate-epoch-wait"), True),
         (json.dumps({"brokers": {}, "topics": {}}), True),
     ],
 )
@@ -50,6 +66,64 @@ def test_what_statistics_show(told: str, silent: bool) -> None:
     assert silence.partitions == ({("orders", 0): SILENT_AFTER_S} if silent else {})
     silence.hear(statistics())
     assert silence.partitions == {}
+
+
+def test_silence_that_lasts() -> None:
+    now_s = 100.0
+    silence = Silence(lambda: [("orders", 0)], lambda: now_s)
+    told: list[bool] = []
+    for state in ["none"] * 4 + ["active"] + ["none"] * 4:
+        silence.hear(statistics(fetch_state=state))
+        told.append(silence.is_lasting)
+        if silence.is_lasting:
+            silence.replaced()
+        now_s += REPLACED_AFTER_S / 2
+    assert told == [False, False, True, False, False, False, False, True, False], "another, and another as late"
+
+
+def some_of_each(counts: Mapping[int, int], missing: Collection[int], records_max: int) -> list[tuple[int, int]]:
+    return [(split, min(count, records_max)) for split, count in counts.items()]
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("divide", [None, some_of_each])
+def test_another_consumer(
+    stoppable: OwnCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, divide: Divide | None
+) -> None:
+    """It goes on after what was returned, whatever the one before had fetched, and passes the end."""
+    monkeypatch.setattr(reader_module, "REPLACED_AFTER_S", 0)
+    cluster, made = stoppable, list[Consumer]()
+    topic = cluster.create_topic(topic_name, 2)
+    values = [[f"{partition}-{n}" for n in range(2_100)] for partition in range(2)]
+    cluster.produce(topic, values[0][:2_000], partition=0)
+    cluster.produce(topic, values[1][:2_000], partition=1)
+
+    def make(settings: Mapping[str, Any]) -> Consumer:
+        made.append(exact_consumer(settings))
+        return made[-1]
+
+    config: Any = {"bootstrap.servers": cluster.bootstrap_servers}
+    reader = KafkaReader("orders", topic, {0: 0, 1: 0}, {}, config, topic_id="", make=make, divide=divide)
+    reader.open()
+    read: list[list[str]] = [[], []]
+
+    def poll(records_max: int) -> None:
+        for message in reader.poll(records_max, 0.1):
+            read[message.partition()].append(message.value().decode())
+
+    until(lambda: len(read[0]) + len(read[1]) >= 20, meanwhile=lambda: poll(10))
+    cluster.broker.kill()
+    until(lambda: len(made) >= 2, meanwhile=lambda: poll(1))
+    assert len(read[0]) + len(read[1]) < 4_000, "something was fetched and not returned"
+    cluster.broker.start()
+    for partition in range(2):
+        cluster.produce(topic, values[partition][2_000:], partition=partition)
+    until(lambda: len(read[0]) + len(read[1]) >= 4_200, meanwhile=lambda: poll(100))
+    assert read == values
+    until(lambda: reader.lags() == {(topic, 0): 0, (topic, 1): 0}, meanwhile=lambda: poll(100))
+    reader.close()
 
 
 @pytest.mark.exhaustive
