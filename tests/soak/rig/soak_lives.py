@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,10 @@ class Life:
         return self._log.read_bytes()[-3_000:].decode(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        """To all its processes."""
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return
+        """To all its processes. Each worker has a group of its own."""
+        for pid in (self.process.pid, *self.workers):
+            with suppress(ProcessLookupError):
+                os.killpg(pid, number)
 
 
 class Lives:
