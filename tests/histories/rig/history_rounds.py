@@ -1,9 +1,9 @@
 """Rounds of kills whose histories are recorded: clients, one pipeline, faults drawn from a seed, then a verdict.
 
 Feeders write the input, by idempotent and by transactional producers; pollers read input and outputs beside them. At
-the end the pipeline reads to the newest record, and two more pollers, of uncommitted records for the broker's offsets
-and of committed ones, begin at the beginning. What the pipeline did is in the history as its transactions: their
-records and outcomes are those of the broker's log, and they have polled the inputs of what they sent.
+the end the pipeline reads to the newest record, and one more poller, of the same isolation, begins at the beginning.
+What the pipeline did is in the history as its transactions: their records and outcomes are those of the broker's log,
+and they have polled the inputs of what they sent.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from exactlyonce.testing.cluster import KafkaCluster
 HERE = Path(__file__).parent
 TOPICS = {"in": 3, "copies": 2, "counts": 4}
 """The partitions of each topic; the first one is the input."""
+BY_USER = 1
+"""The output whose key is the user: counts."""
 DECK = (*(["run"] * 3), *(["step"] * 4), *(["worker"] * 2), *(["zombie"] * 2), *(["broker"] * 1))
 """The faults of a round, in an order that is drawn; between any two the number of workers may change."""
 KINDS = {
@@ -173,7 +175,9 @@ class HistoryRound(KilledRuns):
         test = {
             K("name"): self.name, K("seed"): self.seed, K("round"): self.number, K("isolation"): self.isolation,
             K("partitions"): {key: [*place] for key, place in enumerate(self.recorder.partitions)},
-            K("pipeline"): {K("inputs"): inputs, K("outputs"): outputs, K("users"): USERS},
+            K("pipeline"): {
+                K("inputs"): inputs, K("outputs"): outputs, K("by-user"): [outputs[BY_USER]], K("users"): USERS,
+            },
         }  # fmt: skip
         (folder / "test.edn").write_text(written(test) + "\n")
 
