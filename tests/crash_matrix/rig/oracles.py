@@ -1,4 +1,7 @@
-"""Oracles: conditions that hold after any crash, checked by plain clients that share only manifests with the engine."""
+"""Oracles: conditions that hold after any crash, checked by plain clients and folds that share no code with the engine.
+
+`unreferenced` is the exception: it reads manifests and blocks by the product's readers, to know what refers to a block.
+"""
 
 from __future__ import annotations
 
@@ -160,6 +163,20 @@ def assert_rows(found: Counter[Row], expected: Counter[Row], where: str) -> None
     wrong = {"missing": missing, "doubled": doubled, "foreign": foreign}
     told = {name: (len(rows), list(rows)[:3]) for name, rows in wrong.items()}
     assert not any(wrong.values()), f"{where}: how many rows, and some: {told}"
+
+
+def assert_order(rows: Iterable[Row], partitions: Iterable[Iterable[int]], where: str) -> None:
+    """Rows of one customer that come from one partition of the input are in its order.
+
+    A row is the id of an order, its customer, and more; *partitions* are the ids in each.
+    """
+    places = {id: (number, place) for number, ids in enumerate(partitions) for place, id in enumerate(ids)}
+    last: dict[tuple[str, int], int] = {}
+    for id, customer, *_ in rows:
+        number, place = places[id]
+        after = last.get((customer, number), -1)
+        assert place > after, f"{where}: order {id} of {customer} comes after a later one of its partition"
+        last[customer, number] = place
 
 
 def values(record: bytes | None) -> Row:
