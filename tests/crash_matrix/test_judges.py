@@ -1,14 +1,16 @@
-"""Faults that are planted into a cell's output are found, and what ran well is not."""
+"""Faults that are planted into the output of a cell, or into a test, are found, and what ran well is not."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from zlib import crc32
 
 import pytest
 from cells import IN_PARTITIONS, assert_totals
+from matrix import run_test
 from oracles import Row, assert_order
 from running import orders
 
@@ -63,3 +65,16 @@ def test_orders_of_a_customer_that_are_added_in_reverse() -> None:
 def test_copies_with_a_fault(plant: Callable[[Rows], Rows], told: str) -> None:
     with pytest.raises(AssertionError, match=told):
         judge(totals(COPIES), plant(COPIES))
+
+
+def test_a_test_that_did_not_run_whole(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--matrix', action='count')")
+    test = tmp_path / "test_it.py"
+    test.write_text("def test_that_runs(): pass")
+    assert run_test(test.name, tmp_path) == 0
+    faults = {"skip": "SKIPPED .* no disk can be mounted", "xfail": "XFAIL .* no disk can be mounted"}
+    for fault, told in faults.items():
+        line = f"def test_a_disk(): pytest.{fault}('no disk can be mounted')"
+        test.write_text(f"import pytest\ndef test_that_runs(): pass\n{line}")
+        with pytest.raises(AssertionError, match=told):
+            run_test(test.name, tmp_path)
