@@ -10,15 +10,15 @@ from zlib import crc32
 
 import pytest
 from cells import IN_PARTITIONS, assert_totals
-from matrix import run_test
 from oracles import Row, assert_order
+from row_tests import run_test
 from running import orders
 
 FED = orders(240)
 COPIES = [tuple(json.loads(value).values()) for _, value in FED]
 PARTITIONS: list[list[int]] = [[] for _ in range(IN_PARTITIONS)]
-for (key, _), (number, *_) in zip(FED, COPIES, strict=True):
-    PARTITIONS[crc32(key.encode()) % IN_PARTITIONS].append(number)
+for (key, _), copy in zip(FED, COPIES, strict=True):
+    PARTITIONS[crc32(key.encode()) % IN_PARTITIONS].append(copy[0])
 Rows = Sequence[Row]
 
 

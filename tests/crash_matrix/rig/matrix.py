@@ -3,9 +3,9 @@
     python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--minutes 60] [--since COMMIT] [--write]
 
 Outcomes go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit of the code under test; a file from elsewhere
-may be put there. Cells run that have not passed on that commit, or since `--since`: one of each row, then another of
-each. A cell that failed runs again, and stays failed. `--write` puts the evidence into tests/README.md,
-docs/guarantees.md and docs/crash-matrix.json, from which other machines continue.
+may be put there. Cells run that have not passed, as they are defined today, on that commit, or since `--since`: one of
+each row, then another of each. A cell that failed runs again, and stays failed. `--write` puts the evidence into
+tests/README.md, docs/guarantees.md and docs/crash-matrix.json, from which other machines continue.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -29,15 +27,15 @@ from pathlib import Path
 from cells import Cell, cells, try_cell
 from evidence import Evidence, Outcome, product_commit, product_commits_since, read_folder, read_json
 from matrix_servers import opened
-from report import TESTS, lines, write
+from report import definitions_of_today, lines, write
+from row_tests import ROOT, TESTS, run_test
 
-ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".crash-matrix"
 SEED = 20
 """The seed of the order within a row."""
 
 
-def outcome_of(name: str, commit: str, work: Callable[[], int]) -> Outcome:
+def outcome_of(name: str, definition: str, commit: str, work: Callable[[], int]) -> Outcome:
     began = time.monotonic()
     try:
         records, failure = work(), ""
@@ -46,18 +44,9 @@ def outcome_of(name: str, commit: str, work: Callable[[], int]) -> Outcome:
     seconds = round(time.monotonic() - began, 1)
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Outcome(
-        name=name, passed=not failure, records=records, seconds=seconds, failure=failure, commit=commit, at=at
-    )
-
-
-def run_test(test: str, root: Path = ROOT) -> int:
-    """Run all of *test*, in *root*: what is skipped, or may fail, shows nothing."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rsx", "--tb=line", "--show-capture=no", "--matrix", test]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-2000:]
-    not_run = [line for line in ended.stdout.splitlines() if line.startswith(("SKIPPED", "XFAIL"))]
-    assert not not_run, "\n".join(not_run)
-    return 0
+        name=name, passed=not failure, records=records, seconds=seconds, failure=failure, commit=commit, at=at,
+        definition=definition,
+    )  # fmt: skip
 
 
 def each_row_first(wanted: Iterable[Cell]) -> list[Cell]:
@@ -83,7 +72,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the evidence into the documentation")
     options = parser.parse_args()
     commit = product_commit(ROOT)
-    evidence = Evidence(chain(read_json(ROOT), read_folder(FOLDER)))
+    definitions = definitions_of_today()
+    evidence = Evidence(chain(read_json(ROOT), read_folder(FOLDER)), definitions)
     counting = {commit} if options.since is None else product_commits_since(ROOT, options.since)
     deadline = time.monotonic() + options.minutes * 60
 
@@ -92,7 +82,7 @@ def main() -> int:
         return verdict is None or verdict.commit not in counting or not verdict.passed
 
     def outcome(name: str, work: Callable[[], int]) -> Outcome | None:
-        return outcome_of(name, commit, work) if time.monotonic() < deadline else None
+        return outcome_of(name, definitions[name][0], commit, work) if time.monotonic() < deadline else None
 
     wanted = [cell for cell in each_row_first(cells()) if cell.name.startswith(tuple(options.only))]
     tests = [] if options.no_tests else [test for test in TESTS if test.startswith(tuple(options.only))]
