@@ -143,7 +143,7 @@ class Readers:
         steps = {step.id: step for step in topology.steps}
         self._step_before = {step.id: steps.get(step.inputs[0]) for step in topology.of("sink", "store")}
         """The step of which each sink gets the main output."""
-        self._results = {step.id: results_before(topology, step) for step in topology.of("sink", "store")}
+        self._together = {step.id: results_before(topology, step) for step in topology.of("sink", "store")}
         """The windows and timers before each sink."""
         self._sizes: dict[str, Counter[tuple[str, int]]] = {}
         """The number of records in each result of the whole input, by step, and by key and time."""
@@ -219,7 +219,7 @@ class Readers:
         count = self._count_before[sink]
         if count is not None:
             self._judge_totals(sink, count, event, name)
-        for result in self._results[sink]:
+        for result in self._together[sink]:
             self._judge_result(sink, result, event)
         self._judge_times(sink, event)
         self._shown[sink].add(name)
