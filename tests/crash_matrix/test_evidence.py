@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import evidence as module
+import matrix
 import pytest
-from cells import cells
+from cells import Cell, cells
 from evidence import (
     JSON,
     RELEASES_BEHIND_MAX,
@@ -21,7 +26,7 @@ from evidence import (
     version_in,
     write_json,
 )
-from matrix import each_row_first
+from matrix import each_row_first, outcome_of, try_cells
 from report import PAGE, PROMISED, definitions_of_today, lines, short_lines, told_in
 from rows import ROWS
 
@@ -105,6 +110,33 @@ def test_an_interrupted_run_has_met_every_row() -> None:
     assert {cell.row for cell in in_order[: len(rows)]} == rows
     assert sorted(cell.name for cell in in_order) == sorted(cell.name for cell in cells())
     assert in_order == each_row_first(cells())
+
+
+def test_an_interrupted_run_waits_for_no_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for one that has begun, nor for one that is to come."""
+    begun: list[str] = []
+    is_over = Event()
+
+    def try_cell(cell: Cell, servers: Any) -> int:
+        begun.append(cell.name)
+        if cell is not first:
+            is_over.wait()
+        return 1
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(matrix, "opened", nullcontext)
+    monkeypatch.setattr(matrix, "try_cell", try_cell)
+    monkeypatch.setattr(matrix, "tell", interrupt)
+    first, *others = islice(cells(), 20)
+    jobs = 2
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            try_cells([first, *others], jobs, lambda name, work: outcome_of(name, "", "aaaa", work), Evidence([], {}))
+    finally:
+        is_over.set()
+    assert len(begun) <= 1 + jobs
 
 
 def test_code_under_test_is_at_most_a_release_ahead_of_the_evidence() -> None:

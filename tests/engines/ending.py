@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from pathlib import Path
 
 
 def end_on_sigterm() -> None:
-    """Have SIGTERM end the main thread by an exception, as Ctrl-C does: servers and runs end with it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    """Have SIGTERM raise KeyboardInterrupt in the main thread, as Ctrl-C does: servers and runs end with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager
