@@ -49,6 +49,7 @@ def test_a_sink_more_leaves_the_definitions_of_the_others(monkeypatch: pytest.Mo
         ("cells.py", '"--checkpoint-timeout", "5s"', '"--checkpoint-timeout", "5h"'),
         ("oracles.py", "assert place > after,", "assert place != after,"),
         ("folds.py", "DISORDER_MS - 1", "DISORDER_MS"),
+        ("plain_consumer.py", "read_committed", "read_uncommitted"),
     ],
 )
 def test_other_input_settings_and_judges_are_another_definition(
@@ -72,7 +73,7 @@ def test_other_input_settings_and_judges_are_another_definition(
 
 def test_an_earlier_rig_that_did_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = next(cells())
-    (today,) = definitions_of(cell)
+    today, *_ = definitions_of(cell)
     monkeypatch.setattr(definitions, "SAME_RIGS", {"1234abcd": "a class has another name"})
     assert definitions_of(cell) == [today, today.split("-")[0] + "-1234abcd"]
 

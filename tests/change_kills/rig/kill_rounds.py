@@ -24,9 +24,10 @@ from typing import Any
 import psycopg
 from change_bank import LAST_KEYS, TOTAL, Writers, audit_of, fill, versions_in
 from change_judge import Said, judge, mutated, newest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 from failing_over import Bank, is_behind, is_left_out, is_removed
 from killed_runs import AWAY, LIFE_S, Failed, KilledRuns, pause
+from plain_consumer import plain_consumer
 from running import Run
 from waiting import until
 
@@ -96,7 +97,7 @@ class Tail:
         self._thread.start()
 
     def _read(self, servers: str) -> None:
-        with closing(consumer(servers)) as reader:
+        with closing(plain_consumer(servers)) as reader:
             reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in self._topics])
             while not self._is_over.is_set():
                 message = reader.poll(0.2)
@@ -112,13 +113,6 @@ class Tail:
         self._thread.join()
 
 
-def consumer(servers: str) -> Consumer:
-    return Consumer({
-        "bootstrap.servers": servers, "group.id": "judge", "isolation.level": "read_committed", "log_level": 0,
-        "enable.auto.commit": False, "auto.offset.reset": "error",
-    })  # fmt: skip
-
-
 def said_by(message: Any) -> Said:
     value, headers = message.value(), dict(message.headers())
     version = None if value is None else json.loads(value)["version"]
@@ -128,7 +122,7 @@ def said_by(message: Any) -> Said:
 def everything_in(servers: str, topic: str) -> list[Said]:
     """All committed messages of *topic*, from its beginning to its end now."""
     said: list[Said] = []
-    with closing(consumer(servers)) as reader:
+    with closing(plain_consumer(servers)) as reader:
         _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), 30)
         reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         limit = time.monotonic() + LIFE_S

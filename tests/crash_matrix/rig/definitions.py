@@ -21,6 +21,7 @@ from drivers import HERE as SPARK
 from folds import expected
 from kafka_proxy import KafkaProxy
 from oracles import Reader
+from plain_consumer import plain_consumer
 from row_tests import run_test
 from running import assert_once, assert_updates, orders
 from unreferenced import unreferenced_blocks
@@ -28,12 +29,15 @@ from unreferenced import unreferenced_blocks
 NAMED = {"actions", "fates", "sinks", "shapes", "modes"}
 """Fields of a way that a cell's name chooses from."""
 FILES = (
-    *(Path(inspect.getfile(part)) for part in (Cell, crossing, expected, KafkaProxy, Reader, unreferenced_blocks)),
+    *(
+        Path(inspect.getfile(part))
+        for part in (Cell, crossing, expected, KafkaProxy, Reader, plain_consumer, unreferenced_blocks)
+    ),
     SPARK / "sink_job.py",
 )
 FUNCTIONS = (orders, assert_updates, assert_once)
 """What the rig has from `running`, which starts processes besides."""
-SAME_RIGS: Mapping[str, str] = {}
+SAME_RIGS: Mapping[str, str] = {"1bf11143": "the settings of consumers were in two files, and are in plain_consumer"}
 """Digests of earlier rigs whose outcomes count as today's, with the reason: code was renamed or moved, and no more."""
 
 

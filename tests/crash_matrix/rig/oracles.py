@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import duckdb
 import duckdb_ext
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 from kafka.admin import KafkaAdminClient
+from plain_consumer import plain_consumer
 from waiting import until
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -84,12 +85,7 @@ class Reader(threading.Thread):
 
 class TopicReader:
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": servers, "group.id": "crash-matrix", "enable.auto.commit": False,
-                "isolation.level": "read_committed", "auto.offset.reset": "error",
-            }
-        )  # fmt: skip
+        self._consumer = plain_consumer(servers)
         self._consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(partitions)])
 
     def __call__(self) -> Iterable[Seen]:
