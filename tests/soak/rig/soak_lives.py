@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -14,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from running import DESCRIPTORS
+from killed_runs import STARTS
+from running import event_in, limit_descriptors
 from soak_servers import Servers
 
 HERE = Path(__file__).parent
@@ -47,7 +45,6 @@ STEPS = (
     "coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized", "store-committing",
     "store-committed",
 )  # fmt: skip
-STARTS = ("worker-restored", "coordinator-opened", "coordinator-swept")
 
 
 class Life:
@@ -59,8 +56,7 @@ class Life:
                 command, cwd=HERE, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
                 start_new_session=True, preexec_fn=_end_with_parent,
             )  # fmt: skip
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+        limit_descriptors(self.process.pid)
         self.fired, self.action, self._log = fired, action, log
         self._position = 0
         self.workers: list[int] = []
@@ -78,11 +74,7 @@ class Life:
         whole = text[: text.rfind(b"\n") + 1]
         self._position += len(whole)
         self.refusals += whole.count(NO_ROOM)
-        for line in whole.splitlines():
-            try:
-                event: dict[str, Any] = msgspec.json.decode(line)
-            except msgspec.DecodeError:
-                continue
+        for event in filter(None, map(event_in, whole.splitlines())):
             self.skew_s = event["at_ms"] / 1000 - time.time()
             self.is_running = self.is_running or event["event"] == "running"
             self.checkpoints += event["event"] == "checkpoint"
