@@ -1,6 +1,6 @@
 """Kills of pipelines that read the changes of two tables of PostgreSQL; `make changes-kills`.
 
-    python tests/change_kills/run.py [--kills 300] [--seed 1] [--only 3] [--mutant lose]
+    python tests/campaign.py changes-kills [--kills 300] [--seed 1] [--only 3] [--mutant lose]
 
 Rounds of two dozen kills each, until there are enough; see `kill_rounds`. A round is a line of
 `.change-kills/SEED.jsonl`, and one that is there is not run again. Exit code 1: a round was not clean, and was the

@@ -1,6 +1,6 @@
 """A run of the matrix on real servers, which continues an interrupted one; `make crash-matrix`.
 
-    python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--minutes 60] [--since COMMIT] [--write]
+    python tests/campaign.py crash-matrix [--jobs 4] [--only 12/] [--minutes 60] [--since COMMIT] [--write]
 
 Outcomes go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit of the code under test; a file from elsewhere
 may be put there. Cells run that have not passed, as they are defined today, on that commit, or since `--since`: one of

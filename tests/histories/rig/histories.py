@@ -1,6 +1,6 @@
 """Histories in the form of Jepsen's Kafka workload, of a pipeline that is killed; `make histories`.
 
-    python tests/histories/run.py [--rounds 10] [--seed 1] [--only 3] [--mutant lose] [--weaker at_least_once]
+    python tests/campaign.py histories [--rounds 10] [--seed 1] [--only 3] [--mutant lose] [--weaker at_least_once]
 
 A round is a line of `.histories/SEED.jsonl`, and one that is there is not played again; see `history_rounds`. Its
 history and verdict are in `.histories/SEED-ROUND`. Exit code 1: a round was not valid, and was the last.

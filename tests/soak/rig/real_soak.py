@@ -1,6 +1,6 @@
 """A day of faults in an hour: one pipeline on real servers, through faults drawn from a seed; `make soak ARGS=real`.
 
-    python tests/soak/run.py [--seed 1] [--minutes 20] [--records 1700000] [--faults 340] [--rate 1500] [--mutant lose]
+    python tests/campaign.py soak [--seed 1] [--minutes 20] [--records 1700000] [--faults 340] [--mutant lose]
 
 It goes on until one of these bounds is met, until Ctrl-C, or until something is found. Then faults stop, the pipeline
 reads to the end, and all is judged. The result is a line of `.soak/results.jsonl`. If something was found, the exit
