@@ -1,4 +1,7 @@
-"""A campaign's rounds of kills, each kept as a line of a file: an interrupted campaign goes on there."""
+"""A campaign's rounds of kills, each kept as a line of a file: an interrupted campaign goes on there.
+
+A round counts for the commit of the product that it has played, as the crash matrix has it: other code begins anew.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ending import end_on_sigterm, no_process_left
+from evidence import product_commit
 from killed_runs import KilledRuns
 
+ROOT = Path(__file__).parents[2]
 Result = dict[str, Any]
-"""A round's line; "wrong" lists what is."""
+"""A round's line; "wrong" lists what is, "commit" is that of the product, with "-dirty" and of no count later if it was
+not committed."""
 Servers = TypeVar("Servers")
 
 
@@ -46,7 +52,9 @@ def play_rounds(
     folder.mkdir(exist_ok=True)
     file = folder / f"{options.seed}.jsonl"
     is_kept = options.only is None and not variant
-    results = [json.loads(line) for line in file.read_text().splitlines()] if is_kept and file.exists() else []
+    commit = product_commit(ROOT)
+    lines = file.read_text().splitlines() if is_kept and file.exists() and not commit.endswith("-dirty") else []
+    results = [result for result in map(json.loads, lines) if result.get("commit") == commit]
     if not is_enough(results):
         with (
             tempfile.TemporaryDirectory(prefix=f"{folder.name.lstrip('.')}-") as scratch,
@@ -56,10 +64,10 @@ def play_rounds(
             while not is_enough(results):
                 number = len(results) if options.only is None else options.only
                 evidence = folder / "-".join(filter(None, (str(options.seed), str(number), variant)))
-                results.append(begin_round(servers, number, evidence).played(options.mutant))
+                results.append({"commit": commit, **begin_round(servers, number, evidence).played(options.mutant)})
                 if is_kept:
-                    with file.open("a") as lines:
-                        lines.write(json.dumps(results[-1]) + "\n")
+                    with file.open("a") as kept:
+                        kept.write(json.dumps(results[-1]) + "\n")
                 print(json.dumps({**results[-1], "schedule": len(results[-1]["schedule"])}), flush=True)
                 if not is_kept or results[-1]["wrong"]:
                     break

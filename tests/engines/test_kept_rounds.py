@@ -30,6 +30,7 @@ class Round(KilledRuns):
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[int]]]:
     """`play("--only", "2", rounds=3)` plays rounds until there are so many; the numbers of all, and the exit code."""
     was = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("kept_rounds.product_commit", lambda root: "11111111")
 
     def rounds_played(*arguments: str, rounds: int) -> list[int]:
         numbers: list[int] = []
@@ -59,6 +60,22 @@ def test_a_campaign_goes_on_where_it_was(play: Callable[..., list[int]], tmp_pat
     assert play(rounds=3) == [0, 1, 2, 0]
     assert play(rounds=3) == [0, 1, 2, 0]
     assert kept(tmp_path) == [0, 1, 2]
+
+
+def test_rounds_of_other_code_do_not_count(
+    play: Callable[..., list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do those of code that is not committed; each campaign begins with round 0."""
+    play(rounds=2)
+    for commit, again in (("22222222", [0]), ("22222222-dirty", [0, 1]), ("22222222-dirty", [0, 1]), ("22222222", [1])):
+        before = kept(tmp_path)
+        monkeypatch.setattr("kept_rounds.product_commit", lambda root, commit=commit: commit)
+        assert play(rounds=again[-1] + 1) == [*range(again[-1] + 1), 0]
+        assert kept(tmp_path) == [*before, *again]
+    monkeypatch.setattr("kept_rounds.product_commit", lambda root: "11111111")
+    before = kept(tmp_path)
+    assert play(rounds=2) == [0, 1, 0]
+    assert kept(tmp_path) == before
 
 
 def test_a_round_that_is_wrong_is_the_last(play: Callable[..., list[int]], tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
     python tests/campaign.py changes-kills [--kills 300] [--seed 1] [--only 3] [--mutant lose]
 
 Rounds of two dozen kills each, until there are enough; see `kill_rounds`. A round is a line of
-`.change-kills/SEED.jsonl`, and one that is there is not run again. Exit code 1: a round was not clean, and was the
-last. Its evidence is in `.change-kills/SEED-ROUND`.
+`.change-kills/SEED.jsonl`, and one that is there, of the same commit of the product, is not run again. Exit code 1:
+a round was not clean, and was the last. Its evidence is in `.change-kills/SEED-ROUND`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python tests/campaign.py histories [--rounds 10] [--seed 1] [--only 3] [--mutant lose] [--weaker at_least_once]
 
-A round is a line of `.histories/SEED.jsonl`, and one that is there is not played again; see `history_rounds`. Its
-history and verdict are in `.histories/SEED-ROUND`. Exit code 1: a round was not valid, and was the last.
+A round is a line of `.histories/SEED.jsonl`, and one that is there, of the same commit of the product, is not played
+again; see `history_rounds`. Its history and verdict are in `.histories/SEED-ROUND`. Exit code 1: a round was not valid,
+and was the last.
 """
 
 from __future__ import annotations
