@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def end_on_sigterm() -> None:
-    """Have SIGTERM raise KeyboardInterrupt in the main thread, as Ctrl-C does: servers and runs end with it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def end_on_signals() -> None:
+    """Have SIGTERM raise KeyboardInterrupt, and SIGINT, too, which a shell's background job ignores."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager

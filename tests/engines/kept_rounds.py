@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ending import end_on_sigterm, no_process_left
+from ending import end_on_signals, no_process_left
 from evidence import product_commit
 from killed_runs import KilledRuns
 
@@ -48,7 +48,7 @@ def play_rounds(
     *open_servers* takes a folder for the data of the servers, which all rounds share; *begin_round* takes them, the
     round's number and the folder of its evidence. With a *variant*, or `--only`, one round is played, and not kept.
     """
-    end_on_sigterm()
+    end_on_signals()
     folder.mkdir(exist_ok=True)
     file = folder / f"{options.seed}.jsonl"
     is_kept = options.only is None and not variant

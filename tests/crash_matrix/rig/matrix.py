@@ -27,7 +27,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from cells import Cell, cells, try_cell
-from ending import end_on_sigterm, no_process_left
+from ending import end_on_signals, no_process_left
 from evidence import Evidence, Outcome, product_commit, product_commits_since, read_folder, read_json
 from matrix_servers import opened
 from report import definitions_of_today, lines, write
@@ -91,7 +91,7 @@ def main() -> int:
     tests = [] if options.no_tests else [test for test in TESTS if test.startswith(tuple(options.only))]
     names = [*(cell.name for cell in wanted), *tests]
     due = [cell for cell in wanted if is_due(cell.name)] if options.minutes else []
-    end_on_sigterm()
+    end_on_signals()
     try:
         with no_process_left():
             try_cells(due, options.jobs, outcome, evidence)
