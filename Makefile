@@ -79,15 +79,15 @@ other-engines: .venv/dev.stamp .venv/java.stamp kafka
 # A crash or a lost request at every step of the protocol, on real servers: some hours. One that was broken off goes on.
 # make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for tests/README.md.
 crash-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	.venv/bin/python tests/crash_matrix/run.py $(ARGS)
+	.venv/bin/python tests/campaign.py crash-matrix $(ARGS)
 
 # Pipelines of captured changes: their processes, PostgreSQL and its standby are killed, and a judge compares all there is.
 changes-kills: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	.venv/bin/python tests/change_kills/run.py $(ARGS)
+	.venv/bin/python tests/campaign.py changes-kills $(ARGS)
 
 # Operations of clients and of a killed pipeline as EDN, which any checker can read, and the verdict of ours.
 histories: .venv/dev.stamp .venv/java.stamp kafka
-	.venv/bin/python tests/histories/run.py $(ARGS)
+	.venv/bin/python tests/campaign.py histories $(ARGS)
 
 SEEDS ?= 1000
 simulate: .venv/dev.stamp
@@ -103,7 +103,7 @@ kafka: .venv/dev.stamp .venv/java.stamp
 # Hundreds of thousands of seeds, hours of both processors: one that was broken off goes on; see tests/README.md.
 ifneq ($(filter real,$(ARGS)),)
 soak: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	.venv/bin/python tests/soak/run.py $(filter-out real,$(ARGS))
+	.venv/bin/python tests/campaign.py soak $(filter-out real,$(ARGS))
 else
 soak: .venv/dev.stamp
 	.venv/bin/python tests/simulation/soak.py $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)

@@ -20,10 +20,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_each_change_is_there_once(world: World) -> None:
+def test_each_change_is_there_once(world: World, tmp_path: Path) -> None:
     """Though the run, its walsender and the primary are killed among pages and changes."""
-    round = Round(world, 1, 0, print, ("run", "sender", "failover", "worker"))
+    round = Round(world, tmp_path / "evidence", 1, 0, ("run", "sender", "failover", "worker"))
     try:
         assert round.play() == []
+        assert round.halted == ""
     finally:
         round.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cells import Cell, cells, try_cell
 from crossing import SHAPES, SINKS
+from report import SUBJECTS
 from rows import ALIGNED, MODES, PROMISES, ROWS, UNALIGNED, Crash
 from running import DESCRIPTORS, Run
 
@@ -122,7 +123,7 @@ def test_later_rows_name_their_pipelines(table: Callable[..., list[dict[str, str
         int(row["row"]): (row["pipelines"], row["sinks"]) for row in table(PAGE, "row", "pipelines", "sinks", "runs")
     }
     later = [row for row in ROWS[FIRST_OF_OWN_PIPELINES:] if row.ways]
-    assert [*listed] == [row.number for row in later]
+    assert [*listed] == [row.number for row in later] == [number for rows in SUBJECTS.values() for number in rows]
     for row in later:
         shapes = dict.fromkeys(shape for way in row.ways for shape in way.shapes)
         sinks = dict.fromkeys(sink for way in row.ways for sink in way.sinks)

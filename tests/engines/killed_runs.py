@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -34,7 +36,7 @@ def pause(seconds: float) -> None:
 
 
 class KilledRuns:
-    """A subclass says what it kills beside runs, by methods `_kill_KIND`."""
+    """A round of a campaign. A subclass says what it kills beside runs, by methods `_kill_KIND`."""
 
     shapes = "112"
     """Numbers of workers that are drawn from."""
@@ -48,22 +50,24 @@ class KilledRuns:
         self,
         name: str,
         broker: EmbeddedBroker,
-        folder: Path,
+        evidence: Path,
         target: str,
-        luck: random.Random,
-        say: Callable[[str], None],
         *,
+        seed: int,
+        number: int,
         env: Mapping[str, str],
         params: Mapping[str, object],
     ) -> None:
-        """*target* is a pipeline with *params*, run in the environment *env*; what fires is noted in *folder*."""
-        self.name, self.broker, self.luck, self.say = name, broker, luck, say
+        """*target* is a pipeline with *params*, run in the environment *env*; *evidence* is the folder for what
+        explains a failure. All is drawn from *seed* and the round's *number*."""
+        self.name, self.broker, self.evidence = name, broker, evidence
+        self.seed, self.number, self.luck = seed, number, random.Random(f"{seed}/{number}")
         self.kills: Counter[str] = Counter()
         self.schedule: list[str] = []
         self.runs: list[Run] = []
         self.restarts = 0
         """Runs that ended since a server did not answer when they started."""
-        self.fired = Path(tempfile.mkdtemp(dir=folder))
+        self.fired = Path(tempfile.mkdtemp(prefix=f"{name}-fired-"))
         self._began_s = time.monotonic()
         self._target = target
         self._params = [word for param, value in params.items() for word in ("--param", f"{param}={value}")]
@@ -71,6 +75,46 @@ class KilledRuns:
             **env, "EXACTLYONCE_FAILPOINTS_FIRED": str(self.fired),
             "PYTHONDONTWRITEBYTECODE": "",  # each of hundreds of processes would compile all source anew
         }  # fmt: skip
+
+    # --- the round ----------------------------------------------------------------------------------------------------
+
+    def played(self, mutant: str) -> dict[str, Any]:
+        """Play the round with a *mutant*, and close it; its result, in which "wrong" lists what is."""
+        wrong: list[str] = []
+        try:
+            wrong = self.play(mutant)
+        except Exception as error:  # whatever it is, the evidence is kept
+            wrong = [f"{type(error).__name__}: {error}"]
+        finally:
+            if wrong:
+                self.keep(wrong)
+            self.close()
+        return {**self.result(), "wrong": wrong}
+
+    def play(self, mutant: str = "") -> list[str]:
+        """What is wrong, with the fault *mutant* planted into what is judged. Raises `Failed`."""
+        raise NotImplementedError
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed, "round": self.number, "lives": len(self.runs), "restarts": self.restarts,
+            "schedule": self.schedule, "seconds": round(time.monotonic() - self._began_s),
+        }  # fmt: skip
+
+    def keep(self, wrong: list[str]) -> None:
+        """Write what explains a failure."""
+        self.evidence.mkdir(parents=True, exist_ok=True)
+        (self.evidence / "round.json").write_text(json.dumps({"wrong": wrong, **self.result()}, indent=1))
+        for number, run in enumerate(self.runs):
+            lines = [*run.text, *map(json.dumps, run.events)]
+            (self.evidence / f"run-{number}.log").write_text("\n".join(lines))
+
+    def close(self) -> None:
+        """End all of the round; the servers stay."""
+        for run in self.runs:
+            if run.process.poll() is None:
+                run.kill()
+        shutil.rmtree(self.fired)
 
     # --- what a subclass may add --------------------------------------------------------------------------------------
 
@@ -93,7 +137,7 @@ class KilledRuns:
         self.kills[kind] += 1
         text = f"{time.monotonic() - self._began_s:.2f} {kind} {how}".rstrip()
         self.schedule.append(text)
-        self.say(f"{self.name} {text}")
+        print(self.name, text, flush=True)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -154,11 +198,6 @@ class KilledRuns:
             self._judge_end(run)
             if time.monotonic() > limit:
                 raise Failed(f"hung: no run could begin within {LIFE_S} s")
-
-    def _end_runs(self) -> None:
-        for run in self.runs:
-            if run.process.poll() is None:
-                run.kill()
 
     # --- kills --------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,21 @@ def write_program(page: str, file: Path) -> None:
     file.write_text("\n\n".join(blocks[:2]))
 
 
+def event_in(line: str | bytes) -> dict[str, Any] | None:
+    """The event that a *line* on the stderr of a run with --json is; None: another text."""
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return event
+
+
+def limit_descriptors(run: int) -> None:
+    """To be called before it starts any worker: these inherit it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(run, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+
+
 class Run:
     def __init__(self, servers: str, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--bootstrap-servers", servers]
@@ -49,9 +64,7 @@ class Run:
             [*command, "--json", "--verbose", *arguments], cwd=HERE, env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        # Before it starts any worker: these inherit it.
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+        limit_descriptors(self.process.pid)
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
         """Lines on stderr that are no events."""
@@ -62,9 +75,8 @@ class Run:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            try:
-                event = json.loads(line)
-            except ValueError:
+            event = event_in(line)
+            if event is None:
                 self.text.append(line.rstrip())
                 continue
             self.events.append(event)
@@ -126,12 +138,11 @@ def run_here(servers: str, target: str, *arguments: str) -> Ended:
         code = main(["run", target, "--bootstrap-servers", servers, "--json", "--verbose", *arguments])
     said = []
     for line in stderr.getvalue().splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
+        event = event_in(line)
+        if event is None:
             said.append(line)
-        else:
-            said += [event["text"]] if "text" in event else []
+        elif "text" in event:
+            said.append(event["text"])
     assert "Traceback" not in stderr.getvalue()
     return Ended(code, "\n".join(said))
 

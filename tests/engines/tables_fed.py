@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import Any
 
 import duckdb
@@ -43,8 +44,9 @@ class Tables:
         self.fed += count
 
     def assert_joined(self, how: str) -> None:
-        """The last values are the join of the last rows; the results of a pet come in the order of its rows, and a
-        tombstone only where a result stands."""
+        """The last values are the join of the last rows; the results of a pet come in the order of its rows, none comes
+        again while it stands, and a tombstone comes only where a result stands."""
+        deleted = Counter(record.key for record in self.kafka.read_committed(f"{self.name}-right") if not record.value)
         results: dict[str, list[Any]] = defaultdict(list)
         for record in self.kafka.read_committed(f"{self.name}-out"):
             key = (record.key or b"").decode()
@@ -53,6 +55,10 @@ class Tables:
             ids = [joined["left"]["id"] for joined in given if joined is not None]
             assert ids == sorted(ids), key
             assert all(before is not None for before, after in zip([None, *given], given, strict=False) if not after)
+            again = [after for before, after in pairwise(given) if after is not None and before == after]
+            assert not any(joined["right"] for joined in again), key
+            # The deletion of an owner without a row gives the pets that refer to it anew.
+            assert Counter((joined["left"]["owner"] or "").encode() for joined in again) <= deleted, key
         last = {key: given[-1] for key, given in results.items() if given[-1] is not None}
         assert {key: joined["key"] for key, joined in last.items()} == {key: key for key in last}
         found = [(key, joined["left"]["id"], (joined["right"] or {}).get("id")) for key, joined in last.items()]

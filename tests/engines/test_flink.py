@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from running import Job
 from test_loops import EXAMPLES as FOUND
-from test_nexmark import EXAMPLES, House, rows
+from test_nexmark import EXAMPLES, House, assert_each_once, rows
 
 from exactlyonce.connectors.embedded.programs import find_java
 from exactlyonce.testing.servers.programs import copy_jars, downloaded
@@ -168,6 +168,7 @@ def test_queries_of_nexmark(house: House, tmp_path: Path) -> None:
     house.feed(EVENTS)
     # Each checkpoint has a transaction of each of 42 writers: those of tests, every 200 ms, would take all of the time.
     house.job.finish("--parallelism", "2", "--drain", "--checkpoint-interval", "10s", env=FOUND)
+    assert_each_once(house.values)
     theirs, differ = by_flink(house, tmp_path), []
     for query in QUERIES:
         ours = _texts(rows(query, house.values(query)))

@@ -15,8 +15,6 @@ import pytest
 from running import Job
 from test_loops import EXAMPLES as FOUND
 
-pytestmark = pytest.mark.broker
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOLD = """(select a.*, b.price, b.ts as bid_ts, b.bidder from auctions a join bids b on a.id = b.auction
            and b.ts between a.ts and epoch_ms(a.expires::timestamptz)
@@ -79,7 +77,7 @@ QUERIES: dict[str, tuple[str, Callable[[dict[str, Any]], Row]]] = {
     ),
     "q7": (
         f"select ts - ts % 10000, auction, bidder, price from bids {TOP.format('ts - ts % 10000', 1)}",
-        lambda result: (ms(result["start"]), *best(result["value"][0]["value"][0])),
+        lambda result: (ms(result["start"]), *best(only(only(result["value"])["value"]))),
     ),
     "q8": (
         """select distinct p.ts - p.ts % 10000, p.id, p.name from persons p join auctions a
@@ -165,6 +163,12 @@ def best(bid: dict[str, Any]) -> Row:
     return bid["auction"], bid["bidder"], bid["price"]
 
 
+def only(values: list[Any]) -> Any:
+    """The one of *values*."""
+    (value,) = values
+    return value
+
+
 def rows(query: str, results: list[dict[str, Any]]) -> list[Row]:
     of = QUERIES[query][1]
     if query == "q5":
@@ -178,6 +182,14 @@ def rows(query: str, results: list[dict[str, Any]]) -> list[Row]:
     if query in ("q4", "q18"):  # the last by key counts
         return [*{row[: 1 + (query == "q18")]: row for row in map(of, results)}.values()]
     return [*map(of, results)]
+
+
+def assert_each_once(results: Callable[[str], list[dict[str, Any]]]) -> None:
+    """q4 has an average after each auction that was sold, and q18 each bid: of both, the queries have the last ones."""
+    averages = Counter(average["of"] for average in results("q4"))
+    assert averages == Counter(sold["auction"]["category"] for sold in results("q9"))
+    of = QUERIES["q18"][1]
+    assert Counter(map(of, results("q18"))) == Counter(map(of, results("bids")))
 
 
 class House:
@@ -220,6 +232,7 @@ class House:
         return [json.loads(record.value or b"") for record in self.job.kafka.read_committed(f"{self.job.name}-{topic}")]
 
     def assert_as_by_sql(self, folder: Path, open_counts: dict[int, int]) -> None:
+        assert_each_once(self.values)
         for query, expected in self.by_sql(folder).items():
             results = self.values(query)
             if query == "q12":  # only the sums do not depend on the run
@@ -238,6 +251,31 @@ def house(job_of: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> House:
     return House(job_of("nexmark:pipeline"))
 
 
+BID = {"auction": 1, "bidder": 2, "price": 3, "at": "2026-01-01T00:00:00Z"}
+SOLD_ONE = {"auction": {"category": 10}}
+
+
+@pytest.mark.parametrize("doubled", ["q4", "q18"])
+def test_a_result_given_twice_is_found(doubled: str) -> None:
+    """Also where the last one of a key is compared."""
+    given: dict[str, list[dict[str, Any]]] = {
+        "q4": [{"of": 10, "price": 3.0}], "q9": [SOLD_ONE], "q18": [BID], "bids": [BID],
+    }  # fmt: skip
+    assert_each_once(given.__getitem__)
+    given[doubled] = 2 * given[doubled]
+    with pytest.raises(AssertionError):
+        assert_each_once(given.__getitem__)
+
+
+def test_a_second_highest_bid_of_a_window_is_found() -> None:
+    highest = {"start": "2026-01-01T00:00:00Z", "value": [{"value": [BID]}]}
+    assert rows("q7", [highest])
+    for more in ([{"value": [BID, BID]}], [{"value": [BID]}, {"value": [BID]}]):
+        with pytest.raises(ValueError, match="too many values"):
+            rows("q7", [{**highest, "value": more}])
+
+
+@pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_results_are_those_of_sql_though_all_processes_die(house: House, failpoint: Any, tmp_path: Path) -> None:

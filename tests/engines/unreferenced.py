@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from contextlib import closing
 from operator import eq
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
+from plain_consumer import plain_consumer
 from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
@@ -31,13 +32,8 @@ def _await_markers(kafka: KafkaCluster, topic: str, partitions: Iterable[int]) -
 
 
 def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers, "group.id": "unreferenced", "enable.auto.commit": False,
-            "isolation.level": "read_committed", "enable.partition.eof": True, "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 10,
-        }
-    )  # fmt: skip
+    settings = {"enable.partition.eof": True, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 10}
+    consumer = plain_consumer(kafka.bootstrap_servers, settings)
     unread = set(range(1, partitions))
     _await_markers(kafka, topic, unread)
     consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])

@@ -176,14 +176,16 @@ def test_sends_in_a_cycle_are_allowed() -> None:
     assert (verdict["valid"], verdict["allowed"]) == (True, {"G0": 1})
 
 
-PIPELINE = {"inputs": (0,), "outputs": ((1, 2), (3,)), "users": USERS}
+PIPELINE = {"inputs": (0,), "outputs": ((1, 2), (3, 4)), "by-user": ((3, 4),), "users": USERS}
 FIRST, SECOND, OTHER = 16, 32, 17
 """Two values of user 0, and one of user 1."""
 INPUT = done(0, sent(0, 0, FIRST), sent(0, 1, SECOND), sent(0, 2, OTHER))
 
 
-def outputs(copies: Sequence[Any], more: Sequence[Any], counts: Sequence[Any]) -> Lines:
-    polls = [polled(**{f"k{key}": [*enumerate(values)] for key, values in enumerate((copies, more, counts), 1)})]
+def outputs(copies: Sequence[Any], more: Sequence[Any], counts: Sequence[Any], others: Sequence[Any] = ()) -> Lines:
+    """Two partitions of copies, and two of counts, whose key is the user."""
+    values_of = enumerate((copies, more, counts, others), 1)
+    polls = [polled(**{f"k{key}": [*enumerate(values)] for key, values in values_of})]
     return [*INPUT, *done(1, polled(k0=[*enumerate((FIRST, SECOND, OTHER))])), *done(2, *polls)]
 
 
@@ -192,6 +194,11 @@ OUTPUTS: dict[str, tuple[set[str], Lines]] = {
     "once": (set(), outputs((FIRST, SECOND), (OTHER,), COUNTS)),
     "users in any order": (set(), outputs((OTHER, FIRST, SECOND), (), COUNTS)),
     "a user's in two partitions": (set(), outputs((SECOND, OTHER), (FIRST,), COUNTS)),
+    "users in two partitions": (set(), outputs((FIRST, SECOND), (OTHER,), COUNTS[::2], COUNTS[1:2])),
+    "a user's in two partitions by user": (
+        {"output-scattered"},
+        outputs((FIRST, SECOND), (OTHER,), COUNTS[:2], COUNTS[2:]),
+    ),
     "missing": ({"output-lost"}, outputs((FIRST,), (OTHER,), COUNTS)),
     "twice": ({"output-duplicate"}, outputs((FIRST, SECOND), (OTHER, SECOND), COUNTS)),
     "foreign": ({"output-foreign"}, outputs((FIRST, SECOND, 48), (OTHER,), COUNTS)),
@@ -237,15 +244,15 @@ def test_cycles(edges: list[tuple[int, int]]) -> None:
 # --- random histories -------------------------------------------------------------------------------------------------
 
 
-IDEAL_PIPELINE = {"inputs": (0, 1), "outputs": ((2, 3), (4,)), "users": USERS}
+IDEAL_PIPELINE = {"inputs": (0, 1), "outputs": ((2, 3), (4, 5)), "by-user": ((4, 5),), "users": USERS}
 
 
 class IdealKafka:
-    """Two partitions of input, outputs of two and of one partition, and a pipeline that does all once."""
+    """Two partitions of input, two outputs of two partitions, and a pipeline that does all once."""
 
     def __init__(self, luck: random.Random) -> None:
         self.luck, self.lines = luck, [line(99, "invoke", "log", None)]
-        self.log: dict[int, list[Any]] = {key: [] for key in range(5)}
+        self.log: dict[int, list[Any]] = {key: [] for key in range(6)}
         """None at an offset: a marker, or what was aborted."""
         self.aborted: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.processes, self.next_process, self.next_id = [0, 1, 2], 3, 1
@@ -268,8 +275,8 @@ class IdealKafka:
         outcome = outcome or self.luck.choice(("ok", "ok", "fail", "info"))
         is_visible = outcome == "ok" or (outcome == "info" and self.luck.random() < 0.5)
         micro, invoked = [], []
-        for _ in range(count or self.luck.randrange(1, 4)):
-            user = self.luck.randrange(3)
+        for number in range(count or self.luck.randrange(1, 4)):
+            user = number % 3 if count else self.luck.randrange(3)
             key, value = user % 2, self.next_id * USERS + user
             self.next_id += 1
             offset = len(self.log[key])
@@ -293,7 +300,7 @@ class IdealKafka:
 
     def poll(self, client: int) -> None:
         process = self.processes[client]
-        keys = self.luck.sample(range(5), 2)
+        keys = self.luck.sample(range(6), 2)
         self.lines += done(process, ("poll", {key: self._polls(process, key, 4) for key in keys}), f="poll")
 
     def run_pipeline(self, _: int) -> None:
@@ -305,7 +312,7 @@ class IdealKafka:
             self.passed[key] = len(self.log[key])
             for _, value in polls[key]:
                 self.counts[value % USERS] += 1
-                for output, result in ((2 + value % 2, value), (4, (value, self.counts[value % USERS]))):
+                for output, result in ((2 + value % 2, value), (4 + value % 2, (value, self.counts[value % USERS]))):
                     sends.append(sent(output, len(self.log[output]), result))
                     self.log[output].append(result)
         self.lines += done(self.next_process, ("poll", polls), *sends, unordered=(0, 1))

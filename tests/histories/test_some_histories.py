@@ -22,10 +22,12 @@ def verdict(stoppable: OwnCluster, tmp_path: Path, topic_name: str) -> Iterator[
     rounds: list[HistoryRound] = []
 
     def played(*kinds: str, weaker: str = "") -> dict[str, Any]:
-        rounds.append(
-            HistoryRound(stoppable.broker, tmp_path, 1, 0, print, kinds=kinds, weaker=weaker, name=topic_name)
-        )
-        return rounds[-1].play(tmp_path / "history")
+        round = HistoryRound(
+            stoppable.broker, tmp_path / "history", 1, 0, kinds=kinds, weaker=weaker, name=topic_name
+        )  # fmt: skip
+        rounds.append(round)
+        round.play()
+        return round.verdict
 
     yield played
     for each in rounds:

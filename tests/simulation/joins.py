@@ -2,8 +2,9 @@
 
 Of tables joined by a foreign key it is a matter of luck which results are given between two checkpoints; which of them
 stand at one is not. So there is no number of records that a sink must have, and each of them is judged by itself: its
-rows are in the input before Sn, and the rows of a key come in their order. Of a join within an interval, all pairs of
-records before Sn are there, and no other; a record comes alone if it has no partner in the whole input.
+rows are in the input before Sn, the rows of a key come in their order, and no result comes again while it stands. Of a
+join within an interval, all pairs of records before Sn are there, and no other; a record comes alone if it has no
+partner in the whole input.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class JoinReaders(Readers):
         self.met: Counter[str] = Counter()
         """How often what was judged."""
         self.standing: dict[str, Results] = {sink: {} for sink in topology.sinks}
+        self._again: Counter[tuple[str, str, int]] = Counter()
+        """How often results without a right row came again, by sink, left key and offset of the left row."""
         self._lefts_seen: dict[tuple[str, str], int] = {}
         """The offset of the left row of the newest result, by sink and left key."""
 
@@ -71,8 +74,20 @@ class JoinReaders(Readers):
             self._row(it, (self.rights, partition), offset, (event.second, ""))
         before = self._lefts_seen.get((sink, key), -1)
         demand(event.offset >= before, f"{it} comes after that of row {before}")
+        if standing.get(key) == (event.offset, event.totals):
+            self._again[sink, key, event.offset] += 1
+            may = 0 if event.totals else self._deletions(event.second)
+            demand(self._again[sink, key, event.offset] <= may, f"{it} comes again while it stands")
         self._lefts_seen[sink, key] = event.offset
         standing[key] = event.offset, event.totals
+
+    def _deletions(self, right: str) -> int:
+        """How many messages before Sn delete the *right* row: each, also if there is none, gives results anew."""
+        return sum(
+            first == right and is_gone(offset)
+            for partition, records in enumerate(self._inputs[self.rights].partitions)
+            for offset, (first, _) in enumerate(records[: self._decided[self.rights, partition]])
+        )
 
     def _row(self, it: str, place: Place, offset: int, keys: tuple[str, str]) -> None:
         demand(place in self._decided and offset < self._decided[place], f"{it} is of a row that is not before Sn")

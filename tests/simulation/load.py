@@ -3,7 +3,8 @@
 Records of one step keep their worker busy, the broker limits the bytes a second of each subtask of a sink, and a
 service called in a loop is away for a while; a random stream of its own draws all of it. Records are counted outside of
 the product: in the functions of steps and at the broker. Without failures each checkpoint completes within
-`COMPLETES_MS`, and hardly more records wait at a place than leave it in half a second (in a second before a sink).
+`COMPLETES_MS`, and hardly more records wait at a place than have left it lately in half a second (in a second before a
+sink). An attempt begins after another only if something was crashed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ CHANNEL_MS, SINK_MS = 500, 1_000
 COMPLETES_MS = 3_000
 """The limit from its trigger on: a barrier waits behind three shuffles and before a sink, and each time for the end of
 a slice. That makes 20 checkpoints a minute at least. Bursts may wait for one more in each of these places."""
+LATELY_MS = 3_000
+"""What has left a place in any stretch of so long, while a called service answered, may wait there."""
 FEW = 30
 """So many more may wait before a step, in all subtasks together: to begin with, and in slices and batches."""
 
@@ -63,8 +66,9 @@ class Load:
         """The records that have gone on from each step in this attempt."""
         self._lately: dict[str, deque[int]] = {step: deque() for step in self._before}
         """The times of those of the last stretch, by step."""
-        self._most: Counter[str] = Counter()
-        """The largest number in any one stretch, by step."""
+        self._peaks: dict[str, deque[tuple[int, int]]] = {step: deque() for step in self._before}
+        """When so many had left within a stretch, by step, falling: those after which as many have are left out."""
+        self._attempts = 0
         self._working: Process | None = None
         self._finished, self._due_ms = 0, 0
         """How many checkpoints are, and when the next should be triggered."""
@@ -113,6 +117,7 @@ class Load:
     def begins(self, attempt: Attempt) -> None:
         """Count the records of *attempt* from now on, and of no other."""
         self._attempt, self._left = attempt, Counter()
+        self._attempts += 1
 
     def leaves(self, step: str, attempt: Attempt) -> None:
         """A record goes on from *step*; if that is a sink, the broker has taken it."""
@@ -124,9 +129,27 @@ class Load:
             lately.append(now_ms)
             while lately[0] <= now_ms - self._stretch_ms[step]:
                 lately.popleft()
-            self._most[step] = max(self._most[step], len(lately))
+            peaks = self._peaks[step]
+            while peaks and peaks[-1][1] <= len(lately):
+                peaks.pop()
+            peaks.append((self._answered_ms(), len(lately)))
+
+    def _answered_ms(self) -> int:
+        """The time without that for which the called service was away: what waits for it cannot leave then."""
+        now_ms, away_ms = self._world.clock.monotonic_ms(), self._away_ms
+        called = bool(self._world.topology.of("called"))
+        return now_ms - max(0, min(now_ms, away_ms.stop) - away_ms.start) * called
+
+    def _most(self, step: str) -> int:
+        """The most records that have left *step* in any one stretch lately."""
+        peaks, since_ms = self._peaks[step], self._answered_ms() - LATELY_MS
+        while peaks and peaks[0][0] < since_ms:
+            peaks.popleft()
+        return peaks[0][1] if peaks else 0
 
     def judge(self) -> None:
+        crashed = self._world.seen["worker crashed"] + self._world.seen["coordinator crashed"]
+        demand(self._attempts <= 1 + crashed, f"attempt {self._attempts} begins, and {crashed} crashes were caused")
         coordinator = self._world.coordinator
         calm = coordinator is not None and coordinator.core.state is JobState.RUNNING
         if coordinator is None or not calm:
@@ -134,7 +157,7 @@ class Load:
             return
         self._judge_checkpoints([each.triggered_ms for each in coordinator.core.attempt.in_flight])
         for step, before in self._before.items():
-            waiting, most = self._left[before] - self._left[step], self._most[step]
+            waiting, most = self._left[before] - self._left[step], self._most(step)
             what = f"{waiting} records wait before {step}, and {most} at most leave it in {self._stretch_ms[step]} ms"
             demand(waiting <= FEW + most, what)
 

@@ -15,6 +15,7 @@ JOIN = r"is not the join of the rows before Sn|is of a row"
 """A result of other rows, or one too few or too many."""
 PAIRS = r"lacks \d+ pairs"
 ALONE = r"has a partner|without a partner"
+AGAIN = r"comes again while it stands"
 IN_TIME = r"which is late or has another key"
 
 
@@ -28,6 +29,13 @@ def _late_answers(real: Any, self: Resolver, batch: Any) -> None:
         for row, answer in zip(batch.keys, batch.records, strict=True)
     ]  # fmt: skip
     real(self, batch.of(present))
+
+
+@mutant("each result of a foreign key is given twice", AGAIN, luck="joins", shape="foreign-key")
+@in_place_of(Resolver, "_push")
+def _twice(real: Any, self: Resolver, batch: Any, pairs: Any, places: Any) -> None:
+    given = [(pair, place) for pair, place in zip(pairs, places, strict=True) for _ in range(2 if pair else 1)]
+    real(self, batch, [pair for pair, _ in given], [place for _, place in given])
 
 
 @mutant("a barrier leaves entries of an interval in memory alone", PAIRS, luck="windows", shape="pairs")

@@ -8,11 +8,13 @@ from unittest.mock import patch
 
 from planting import CROWDED, LATE, OVERLOADED, in_place_of, mutant
 
+from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.engines.local.inputs import ChannelInput, Outlet, PacedInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.sinks.kafka.writer import ProducingWriter
 
 LOAD = "constant load"
+RESTARTED = r"attempt \d+ begins, and \d+ crashes were caused"
 MANY = 1_000_000
 
 
@@ -34,6 +36,13 @@ def _own_work(real: Any, self: ChannelInput) -> None:
     real(self)
     cost_s = self.slices.pace._cost_s
     _granted(self, int(self.bounds.in_flight_s / cost_s) if cost_s else MANY)
+
+
+@mutant("a checkpoint is late after a tenth of its timeout", RESTARTED, shape="two-shuffles", luck=LOAD, first=9)
+@in_place_of(Coordinator, "__init__")
+def _soon_late(real: Any, self: Coordinator, *given: Any, **named: Any) -> None:
+    real(self, *given, **named)
+    self.timeout_ms //= 10
 
 
 mutant(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from planting import WRONG, in_place_of, mutant, replaced, unfitting
@@ -15,13 +15,19 @@ from exactlyonce.engines.runtime.expiry import Latest
 from exactlyonce.engines.runtime.operators import WithTime
 from exactlyonce.engines.runtime.order_log import RECORDS, OrderRuns
 from exactlyonce.engines.runtime.source_decoder import SourceTimes
-from exactlyonce.engines.runtime.timed_operators import TimedOperator
+from exactlyonce.engines.runtime.timed_operators import Due, TimedOperator
+from exactlyonce.engines.runtime.timer_operators import HandlerOperator
 from exactlyonce.engines.runtime.watermarks import MergedPorts, Watermark
-from exactlyonce.pipeline.event_time import NO_FLOOR
+from exactlyonce.engines.runtime.window_operators import TumblingWindows, WindowOperator, WindowResults
+from exactlyonce.pipeline.event_time import END_OF_TIME, NO_FLOOR
 from exactlyonce.state.slots import TableTimes
 
-ELSEWHERE = rf"does not come to|{WRONG}"
-"""A late record is on time, or the other way round."""
+TORN = r"is in a result of \w+ of"
+"""A result does not have all records of its key and time, or others."""
+TOO_SOON = r"before it is due"
+SOONER_MS = 40
+ELSEWHERE = rf"does not come to|{TORN}|{TOO_SOON}|{WRONG}"
+"""A late record is on time, or the other way round, or a result comes too soon."""
 
 
 @mutant("floors are not restored", ELSEWHERE, luck="windows", shape="windows", first=12)
@@ -30,7 +36,7 @@ def _no_floors(real: Any, self: SourceTimes, event_time: Any, before: Any, rules
     real(self, event_time, (), rules)
 
 
-@mutant("a partition counts once it has spoken", ELSEWHERE, luck="windows", shape="windows-of-two", first=8)
+@mutant("a partition counts once it has spoken", ELSEWHERE, luck="windows", shape="windows-of-two", first=50)
 @in_place_of(SourceTimes, "advanced")
 def _unregistered(real: Any, self: SourceTimes, now_s: float) -> Any:
     splits, self._splits = self._splits, [split for split in self._splits if self.floor_of(split) != NO_FLOOR]
@@ -82,7 +88,7 @@ def _overtaking() -> Iterable[Any]:
     yield replaced(SocketChannel, "send_signal", over_socket)
 
 
-@mutant("restored records wait for others", ELSEWHERE, luck="unaligned windows", shape="windows-of-two", first=3)
+@mutant("restored records wait for others", ELSEWHERE, luck="unaligned windows", shape="windows-of-two", first=20)
 @in_place_of(Subtask, "step")
 def _fires_before_captured(real: Any, self: Subtask, **hurried: bool) -> bool:
     restored, self.restored = self.restored, None
@@ -127,6 +133,45 @@ def _given_again(real: Any, self: TimedOperator[Any]) -> None:
     pass
 
 
+@mutant("a window gives a result for each of its records", TORN, luck="windows", shape="windows")
+@in_place_of(WindowOperator, "_give")
+def _torn(real: Any, self: WindowOperator[Any], results: Sequence[WindowResults]) -> None:
+    real(
+        self,
+        [
+            some._replace(starts=[start], keys=[key], states=[[record]])
+            for some in results
+            for start, key, records in zip(some.starts, some.keys, some.states, strict=True)
+            for record in records
+        ],
+    )
+
+
+@mutant("a window gives its result before it is over", TOO_SOON, luck="windows", shape="windows")
+@in_place_of(TumblingWindows, "_due")
+def _too_soon(real: Any, self: TumblingWindows) -> Iterator[Due[WindowResults]]:
+    for last in self.table.slots(self.watermark + SOONER_MS):
+        for group in self.table.groups(last):
+            keys, states = self.table.read(last, group)
+            yield from self._slices(last, group, [self.window.start(last)] * len(keys), keys, states)
+            self.table.drop(last, (group,))
+
+
+@mutant("a timer goes off with the record that sets it", TORN, luck="windows", shape="timers")
+@in_place_of(HandlerOperator, "_called")
+def _with_its_record(real: Any, self: HandlerOperator, *call: Any) -> Any:
+    return real(self, *call[:-1], END_OF_TIME)
+
+
+@mutant("a timer goes off before its time", TOO_SOON, luck="windows", shape="timers")
+@in_place_of(HandlerOperator, "_due")
+def _timers_too_soon(real: Any, self: HandlerOperator) -> Any:
+    watermark, self.watermark = self.watermark, self.watermark + SOONER_MS
+    due = real(self)
+    self.watermark = watermark
+    return due
+
+
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 OTHERWISE = "Nor can it be made again by a replay: a replay gives"
@@ -138,7 +183,13 @@ def _no_watermarks(real: Any, self: OrderRuns, name: str, watermark: Watermark) 
     pass
 
 
-@mutant("the order log does not have what followed the clock", OTHERWISE, luck="window replays", shape="windows-idle")
+@mutant(
+    "the order log does not have what followed the clock",
+    OTHERWISE,
+    luck="window replays",
+    shape="windows-idle",
+    first=6,
+)
 @in_place_of(OrderRuns, "watermark", unfitting())
 def _no_clock(real: Any, self: OrderRuns, name: str, watermark: Watermark) -> None:
     if not watermark.idle:

@@ -6,15 +6,17 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from topologies import (
     CYCLE,
     HOLDING,
     PERIOD,
+    RESULTS,
     ROUND,
     TTL_MS,
+    WINDOW_MS,
     Event,
     Input,
     Step,
@@ -83,6 +85,41 @@ class Ways:
         return self._known[place]
 
 
+class Together(NamedTuple):
+    """A step on the way to a sink that gives the records of a key and a time together."""
+
+    step: Step
+    place: int
+    """The place in `totals` of the result's time; the number of its records comes after it."""
+    earlier_ms: int
+    """How much earlier than its records' own times it takes them."""
+
+    def time(self, event_time: int) -> int:
+        """The time of the result that has the records of *event_time*."""
+        time = event_time - self.earlier_ms
+        return time + WINDOW_MS if self.step.kind == "timer" else time - time % WINDOW_MS
+
+    def due(self, event_time: int) -> int:
+        """The least watermark at which a record of *event_time* may be given."""
+        return event_time + (WINDOW_MS if self.step.kind == "timer" else WINDOW_MS - 1 - event_time % WINDOW_MS)
+
+
+def results_before(topology: Topology, sink: Step) -> list[Together]:
+    """The windows and timers on the way to *sink*, the first first."""
+    steps, path = {step.id: step for step in topology.steps}, list[Step]()
+    step = steps.get(sink.inputs[0])
+    while step is not None and step.inputs and step.kind != "loop":
+        path.insert(0, step)
+        step = steps.get(step.inputs[0])
+    found, place, earlier_ms = list[Together](), 0, 0
+    for step in path:
+        earlier_ms += WINDOW_MS if step.kind == "earlier" else 0
+        if step.kind in RESULTS:
+            found.append(Together(step, place, earlier_ms))
+        place += 2 if step.kind in RESULTS else step.kind in ("count", "tally")
+    return found
+
+
 @lru_cache
 def all_ways(topology: Topology) -> Ways:
     """The results for one history hold for all of its topology."""
@@ -106,6 +143,10 @@ class Readers:
         steps = {step.id: step for step in topology.steps}
         self._step_before = {step.id: steps.get(step.inputs[0]) for step in topology.of("sink", "store")}
         """The step of which each sink gets the main output."""
+        self._together = {step.id: results_before(topology, step) for step in topology.of("sink", "store")}
+        """The windows and timers before each sink."""
+        self._sizes: dict[str, Counter[tuple[str, int]]] = {}
+        """The number of records in each result of the whole input, by step, and by key and time."""
         self._lasts: dict[tuple[str, str], tuple[int, int]] = {}
         """The time of the last record and the total of each key, by sink."""
         self._held = {step.id for step in topology.of("sink") if step.inputs[0] in _held(topology)}
@@ -178,6 +219,8 @@ class Readers:
         count = self._count_before[sink]
         if count is not None:
             self._judge_totals(sink, count, event, name)
+        for result in self._together[sink]:
+            self._judge_result(sink, result, event)
         self._judge_times(sink, event)
         self._shown[sink].add(name)
         self._newest[stream] = offset
@@ -196,6 +239,27 @@ class Readers:
             raise Broken(f"update {event.totals[-1]} of {key} in {sink} comes instead of {total}")
         if self._updates.setdefault((count.id, key, number), name) != name:
             raise Broken(f"update {number} of {key} stems from another record in {sink}")
+
+    def _judge_result(self, sink: str, result: Together, event: Event) -> None:
+        """It is the only one of its key and time, and has all of their records; and it comes once it is over."""
+        key = event.first if result.step.key == "first" else event.second
+        time = result.time(time_of(event))
+        wanted = time, self._sizes_of(result)[key, time]
+        given = event.totals[result.place : result.place + 2]
+        demand(given == wanted, f"{_it(event)} is in a result of {key} of {given} in {sink}, not of {wanted}")
+        due = result.due(time_of(event))
+        for (source, partition), decided in self._decided.items():
+            at_end = decided == len(self._inputs[source].partitions[partition])
+            demand(at_end or floor_at(decided) >= due, f"{_it(event)} comes to {sink} before it is due")
+
+    def _sizes_of(self, result: Together) -> Counter[tuple[str, int]]:
+        if (sizes := self._sizes.get(result.step.id)) is None:
+            sizes = self._sizes[result.step.id] = Counter()
+            for place in self._decided:
+                for offset, (first, second) in enumerate(self._inputs[place[0]].partitions[place[1]]):
+                    key = first if result.step.key == "first" else second
+                    sizes[key, result.time(time_at(offset))] += len(self._ways.of(place[0], offset)[result.step.id])
+        return sizes
 
     def _judge_times(self, sink: str, event: Event) -> None:
         """What `totals` must be, by definition: a function of the input's times and floors."""

@@ -42,7 +42,7 @@ class Event(msgspec.Struct, frozen=True):
     way: str = ""
     """The branches that it took."""
     totals: tuple[int, ...] = ()
-    """The totals given by the counts on its way."""
+    """The totals given by the counts on its way, and the numbers that other steps add."""
 
 
 class Tally(msgspec.Struct):
@@ -66,12 +66,13 @@ class Step:
     - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
     - tally: likewise; its state is a mutable one.
     - expiring: appends to `totals` how many records its key has had without a pause of `TTL_MS`.
-    - window: holds records until their window is over, then passes them on; late ones to its side output, "<id>~".
+    - window: holds records until their window is over, then passes them on, with the window's start and the number of
+      records in its result in `totals`; late ones to its side output, "<id>~".
     - earlier: gives each record, of a window, an event time in the window before its own.
-    - timer: likewise, until a timer of event time.
-    - clocked: likewise, until a timer by the clock; none is late.
-    - as_of: likewise, until their time; `totals` are then the partition and offset of the newest record of its second
-      input with the same key, at that time or before.
+    - timer: likewise, until a timer of event time; `totals` then have its time, and how many records it gives.
+    - clocked: holds records until a timer by the clock; none is late.
+    - as_of: holds records until their time, with the late ones as for a window; `totals` are then the partition and
+      offset of the newest record of its second input with the same key, at that time or before.
     - pairs: each pair of a record of its first input and one of its second with the same key, whose time is at most
       `EARLIER_MS` before the first one's or `LATER_MS` after it: `totals` end with the partition and offset of the
       second, and `way` with `PAIR`.
@@ -152,6 +153,8 @@ def topic_of(source: str) -> str:
 
 
 DISORDER_MS, WINDOW_MS, TTL_MS = 100, 50, 100
+RESULTS = ("window", "timer")
+"""The kinds that give all records of a key and a time together."""
 
 
 def time_of(event: Event) -> int:
@@ -290,13 +293,9 @@ class Holds:
     def on_time(
         self, key: str, held: list[Event] | None, at: datetime, timers: Timers, emit: Emit[Event]
     ) -> list[Event] | None:
-        rest = []
-        for event in held or []:
-            if time_of(event) + WINDOW_MS > ms_of(at):
-                rest.append(event)
-            else:
-                emit(event)
-        return rest or None
+        for event in _together([event for event in held or [] if time_of(event) + WINDOW_MS <= ms_of(at)], at):
+            emit(event)
+        return [event for event in held or [] if time_of(event) + WINDOW_MS > ms_of(at)] or None
 
 
 class HoldsByClock:
@@ -364,8 +363,13 @@ def _appended(events: list[Event], event: Event) -> list[Event]:
     return [*events, event]
 
 
+def _together(events: list[Event], at: datetime) -> list[Event]:
+    """*events* of one result, each with the result's time and their number."""
+    return [_counted(_counted(event, ms_of(at)), len(events)) for event in events]
+
+
 def _value(windowed: Windowed[str, list[Event]]) -> list[Event]:
-    return windowed.value
+    return _together(windowed.value, windowed.start)
 
 
 def _window_before(event: Event) -> int:

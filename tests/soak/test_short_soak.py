@@ -12,7 +12,7 @@ import pytest
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.servers.programs import require
 
-COMMAND = Path(__file__).with_name("run.py")
+COMMAND = (sys.executable, str(Path(__file__).parents[1] / "campaign.py"), "soak")
 pytestmark = pytest.mark.broker
 
 
@@ -22,7 +22,7 @@ def test_nothing_is_lost_or_doubled_though_anything_fails(tmp_path: Path) -> Non
     """In a process of its own, for it mounts disks. It may stand still for as long as a busy machine makes it."""
     require("deltalake", ".[delta]")
     options = ("--seed", "5", "--faults", "5", "--rate", "500", "--stall", str(LIMIT_S), "--evidence", str(tmp_path))
-    done = subprocess.run([sys.executable, str(COMMAND), *options], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "results.jsonl").read_text())
     assert result["found"] == {}

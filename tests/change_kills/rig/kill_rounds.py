@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ from typing import Any
 import psycopg
 from change_bank import LAST_KEYS, TOTAL, Writers, audit_of, fill, versions_in
 from change_judge import Said, judge, mutated, newest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 from failing_over import Bank, is_behind, is_left_out, is_removed
 from killed_runs import AWAY, LIFE_S, Failed, KilledRuns, pause
+from plain_consumer import plain_consumer
 from running import Run
 from waiting import until
 
@@ -72,7 +72,6 @@ class World:
     """The servers, which all rounds share."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.bank = Bank()
         self.copy = PostgresServer()
         self.copy.start()
@@ -98,7 +97,7 @@ class Tail:
         self._thread.start()
 
     def _read(self, servers: str) -> None:
-        with closing(consumer(servers)) as reader:
+        with closing(plain_consumer(servers)) as reader:
             reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING) for topic in self._topics])
             while not self._is_over.is_set():
                 message = reader.poll(0.2)
@@ -114,13 +113,6 @@ class Tail:
         self._thread.join()
 
 
-def consumer(servers: str) -> Consumer:
-    return Consumer({
-        "bootstrap.servers": servers, "group.id": "judge", "isolation.level": "read_committed", "log_level": 0,
-        "enable.auto.commit": False, "auto.offset.reset": "error",
-    })  # fmt: skip
-
-
 def said_by(message: Any) -> Said:
     value, headers = message.value(), dict(message.headers())
     version = None if value is None else json.loads(value)["version"]
@@ -130,7 +122,7 @@ def said_by(message: Any) -> Said:
 def everything_in(servers: str, topic: str) -> list[Said]:
     """All committed messages of *topic*, from its beginning to its end now."""
     said: list[Said] = []
-    with closing(consumer(servers)) as reader:
+    with closing(plain_consumer(servers)) as reader:
         _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), 30)
         reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         limit = time.monotonic() + LIFE_S
@@ -147,17 +139,18 @@ class Round(KilledRuns):
     steps = (*KilledRuns.steps, "store-committing", "store-committed")
 
     def __init__(
-        self, world: World, seed: int, number: int, say: Callable[[str], None], kinds: Sequence[str] = DECK
-    ) -> None:
+        self, world: World, evidence: Path, seed: int, number: int, kinds: Sequence[str] = DECK
+    ) -> None:  # fmt: skip
         name = f"kills-{seed}-{number}"
         env = {
             "SHOP_DSN": world.bank.dsn, "COPY_DSN": world.copy.dsn(),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")])),
         }  # fmt: skip
         params = {"name": name, "page_rows": PAGE_ROWS, "rows_a_second": ROWS_A_SECOND}
-        luck = random.Random(f"{seed}/{number}")
-        super().__init__(name, world.broker, world.folder, "change_pipelines:make", luck, say, env=env, params=params)
-        self.world, self.number = world, number
+        super().__init__(
+            name, world.broker, evidence, "change_pipelines:make", seed=seed, number=number, env=env, params=params
+        )
+        self.world, self.halted = world, ""
         self.slot = f"exactlyonce_{name}".replace("-", "_")
         self.topics = {f"{name}-{table}": key for table, key in LAST_KEYS.items()}
         self.phases: Counter[str] = Counter()
@@ -169,7 +162,14 @@ class Round(KilledRuns):
     # --- the round ----------------------------------------------------------------------------------------------------
 
     def play(self, mutant: str = "") -> list[str]:
-        """The differences that the judge has found. Raises `Failed` and `Halted`."""
+        """The differences that the judge has found; none if the run has rightly halted: `halted` says why."""
+        try:
+            return self._played_to_end(mutant)
+        except Halted as halt:
+            self.halted = str(halt)
+            return []
+
+    def _played_to_end(self, mutant: str) -> list[str]:
         self._begin()
         for kind in self._kinds:
             if self.luck.random() < 0.3:
@@ -194,14 +194,12 @@ class Round(KilledRuns):
         self._command("changes", "setup", "change_pipelines:make", *self._params)
 
     def close(self) -> None:
-        """End all of the round; the servers stay."""
-        self._end_runs()
+        super().close()
         if hasattr(self, "tail"):
             self.tail.end()
         if hasattr(self, "writers"):
             self.writers.end()
         self.world.bank.drop_slot(self.slot)
-        shutil.rmtree(self.fired)
 
     def _note(self, kind: str, how: str = "") -> None:
         """Count a kill, and where the pipeline was."""
@@ -388,19 +386,14 @@ class Round(KilledRuns):
 
     def result(self) -> dict[str, Any]:
         return {
-            "round": self.number, "kills": dict(self.kills), "phases": dict(self.phases), "lives": len(self.runs),
-            "restarts": self.restarts, "messages": self.messages, "schedule": self.schedule,
-            "seconds": round(time.monotonic() - self._began_s),
+            **super().result(), "kills": dict(self.kills), "phases": dict(self.phases), "messages": self.messages,
+            "halted": self.halted,
         }  # fmt: skip
 
-    def keep(self, folder: Path, wrong: list[str]) -> None:
-        """Write what explains a failure into *folder*."""
-        folder.mkdir(parents=True, exist_ok=True)
-        texts = {"wrong": wrong, **self.result(), "server": self.world.bank.evidence()}
-        (folder / "round.json").write_text(json.dumps(texts, indent=1))
-        for number, run in enumerate(self.runs):
-            lines = [*run.text, *map(json.dumps, run.events)]
-            (folder / f"run-{number}.log").write_text("\n".join(lines))
+    def keep(self, wrong: list[str]) -> None:
+        super().keep(wrong)
+        folder = self.evidence
+        (folder / "server.json").write_text(json.dumps(self.world.bank.evidence(), indent=1))
         for name, server in (("primary", self.world.bank.primary), ("standby", self.world.bank.standby)):
             shutil.copy(server.folder / "log", folder / f"{name}.log")
         try:

@@ -27,6 +27,7 @@ from oracles import (
     TableReader,
     TopicReader,
     assert_ledger,
+    assert_order,
     assert_rows,
     await_no_open_transaction,
     values,
@@ -44,7 +45,7 @@ from rows import (
     Streamed,
     TakenOver,
 )
-from running import Run, assert_once, assert_updates, await_stopped, exactlyonce, orders
+from running import Fed, Run, assert_updates, await_stopped, exactlyonce, orders
 from unreferenced import newest_checkpoint, unreferenced_blocks
 from waiting import until
 
@@ -65,6 +66,8 @@ FEED = 300
 KEYS = 13
 """Keys of events, which say where an event is, and nothing else."""
 SOME = 20
+IN_ORDER = ("chain", "diamond")
+"""The shapes in which no order overtakes another of its partition and customer."""
 FILES = 3
 """Files of a stream: each is a batch of its own, with as many records as are fed at once."""
 CHUNK, CHUNKS = 500, 3
@@ -116,7 +119,7 @@ class Trial:
     def __init__(self, cell: Cell, servers: Servers) -> None:
         self.cell, self.servers = cell, servers
         self.name = f"row{cell.row}-{uuid.uuid4().hex[:8]}"
-        self.fed: list[tuple[str, str]] = []
+        self.fed: Fed = []
         self.runs: list[Run] = []
         self._faults: list[Fault] = []
         self._folder = servers.folder / self.name
@@ -418,12 +421,16 @@ class Trial:
         found = {f"{self.name}-{each}": (each, self._in_kafka(each)) for each in self._to_kafka}
         found |= {table(self.name, each): (each, self._in_postgres(each)) for each in self._to_postgres}
         found |= {f"{self.cell.sinks} {each}": (each, self._in_lake(each)) for each in self._to_lake}
+        rows = {where: (content, [row for _, row in seen]) for where, (content, seen) in found.items()}
         if self._is_timed:
-            self._assert_results({content: Counter(row for _, row in seen) for content, seen in found.values()})
+            self._assert_results({content: Counter(of_content) for content, of_content in rows.values()})
         else:
-            self._assert_totals(
-                {where: (content, [row for _, row in seen]) for where, (content, seen) in found.items()}
-            )
+            assert_totals(rows, self.fed)
+        if self.cell.shape in IN_ORDER:
+            partitions = [part for each in self._inputs for part in self._read_input(each)]
+            ids = [[values(order)[0] for order in part] for part in partitions]
+            for where, (_, of_content) in rows.items():
+                assert_order(of_content, ids, where)
         for where, (_, seen) in found.items():
             self._readers[where].assert_kept(dict(seen))
         left = unreferenced_blocks(self.servers.kafka, self.name)
@@ -433,30 +440,31 @@ class Trial:
             assert_ledger(self.servers.postgres, self.name, decided)
         return sum(len(seen) for _, seen in found.values())
 
-    def _assert_totals(self, found: Mapping[str, tuple[str, Sequence[Row]]]) -> None:
-        totals = list[dict[int, Row]]()
-        for where, (content, rows) in found.items():
-            if content == "totals":
-                updates = [dict(zip(("id", "customer", "sum"), row, strict=True)) for row in rows]
-                assert_updates(updates, self.fed, where)
-                totals.append({row[0]: row for row in rows})
-            elif content == "copies":
-                assert_once([row[0] for row in rows], self.fed, where)
-            else:
-                assert_rows(Counter(rows), Counter(values(value.encode()) for _, value in self.fed), where)
-        assert all(each == totals[0] for each in totals), "all stores have the same totals"
+    def _read_input(self, topic: str) -> list[list[bytes | None]]:
+        """The values of each partition."""
+        partitions: list[list[bytes | None]] = [[] for _ in range(IN_PARTITIONS)]
+        for fed in self.servers.kafka.read_committed(f"{self.name}-{topic}"):
+            partitions[fed.partition].append(fed.value)
+        return partitions
 
     def _assert_results(self, found: Mapping[str, Counter[Row]]) -> None:
-        topics = []
-        for each in self._inputs:
-            partitions: list[list[Event]] = [[] for _ in range(IN_PARTITIONS)]
-            for fed in self.servers.kafka.read_committed(f"{self.name}-{each}"):
-                partitions[fed.partition].append(event_of(fed.value))
-            topics.append(partitions)
+        topics = [[[event_of(value) for value in part] for part in self._read_input(each)] for each in self._inputs]
         results, late = expected(self.cell.shape, topics)
         assert min(len(results), len(late)) > SOME, "the input has results and late events"
         assert_rows(found["results"], results, "results")
         assert_rows(found["late"], late, "late events")
+
+
+def assert_totals(found: Mapping[str, tuple[str, Sequence[Row]]], fed: Fed) -> None:
+    """Each place of *found* has the rows of its content that come of the orders *fed*; all totals are the same."""
+    totals = list[dict[int, Row]]()
+    for where, (content, rows) in found.items():
+        if content == "totals":
+            assert_updates([dict(zip(("id", "customer", "sum"), row, strict=True)) for row in rows], fed, where)
+            totals.append({row[0]: row for row in rows})
+        else:
+            assert_rows(Counter(rows), Counter(values(value.encode()) for _, value in fed), where)
+    assert all(each == totals[0] for each in totals), "all stores have the same totals"
 
 
 def record(event: Event) -> tuple[str, str]:

@@ -1,7 +1,8 @@
-"""Evidence: every outcome of a cell or a test, with the commit of the code under test and the time it ran.
+"""Evidence: every outcome of a cell or a test, with its definition, the commit of the code under test, and the time.
 
 An outcome is never dropped. A name's verdict comes from all outcomes on its newest commit: it has failed if one of them
-failed, whatever the others say, unless `EXPLAINED` gives the reason. A changed cell takes another name.
+failed, whatever the others say, unless `EXPLAINED` gives the reason. It has passed if the last outcome is of a
+definition that counts today; otherwise it has passed as it was defined before.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Outcome:
     """The last one that changed PRODUCT; with "-dirty", and of no count, if such a file was not committed."""
     at: str
     """When it ended, in UTC: 2026-11-30T02:58:28+00:00."""
+    definition: str = ""
+    """A digest, see `definitions`; empty in outcomes from before there were any."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Verdict:
     """What all outcomes of a name on its newest commit say, oldest first."""
 
     outcomes: Sequence[Outcome]
+    is_of_today: bool
+    """Whether the last outcome is of a definition that counts today."""
 
     @property
     def commit(self) -> str:
@@ -64,10 +69,21 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
+        return self.is_of_today and self._all_passed
+
+    @property
+    def passed_before(self) -> bool:
+        """Whether it passed as it was defined before, and not as it is defined today."""
+        return not self.is_of_today and self._all_passed
+
+    @property
+    def _all_passed(self) -> bool:
         return self.outcomes[-1].passed and (not self.failures or self.reason is not None)
 
     @property
     def text(self) -> str:
+        if self.passed_before:
+            return "passed as it was defined before"
         if self.passed:
             return f"failed before, explained: {self.reason}" if self.failures else "passed"
         failed_last = not self.outcomes[-1].passed
@@ -75,7 +91,9 @@ class Verdict:
 
 
 class Evidence:
-    def __init__(self, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, outcomes: Iterable[Outcome], definitions: Mapping[str, Sequence[str]]) -> None:
+        """*definitions*: those that count today, by name."""
+        self._definitions = definitions
         self._outcomes: dict[str, list[Outcome]] = {}
         for outcome in sorted(dict.fromkeys(outcomes), key=lambda outcome: outcome.at):
             self.add(outcome)
@@ -88,7 +106,7 @@ class Evidence:
         """None: *name* was never run."""
         outcomes = self._outcomes.get(name, [])
         newest = [outcome for outcome in outcomes if outcome.commit == outcomes[-1].commit]
-        return Verdict(newest) if newest else None
+        return Verdict(newest, newest[-1].definition in self._definitions[name]) if newest else None
 
     def verdicts(self, names: Iterable[str]) -> dict[str, Verdict]:
         """Those of the *names* that were run."""
@@ -141,6 +159,7 @@ def write_json(root: Path, evidence: Evidence, cells: Sequence[str], tests: Iter
         "passed_on_older_commits": sum(
             verdict.passed and verdict.commit != newest.commit for verdict in verdicts.values()
         ),
+        "passed_as_defined_before": sum(verdict.passed_before for verdict in verdicts.values()),
     }
     shown = {**verdicts, **evidence.verdicts(tests)}
     outcomes = [json.dumps(asdict(outcome)) for name in sorted(shown) for outcome in shown[name].outcomes]

@@ -1,24 +1,24 @@
 """A run of the matrix on real servers, which continues an interrupted one; `make crash-matrix`.
 
-    python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--minutes 60] [--since COMMIT] [--write]
+    python tests/campaign.py crash-matrix [--jobs 4] [--only 12/] [--minutes 60] [--since COMMIT] [--write]
 
 Outcomes go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit of the code under test; a file from elsewhere
-may be put there. Cells run that have not passed on that commit, or since `--since`: one of each row, then another of
-each. A cell that failed runs again, and stays failed. `--write` puts the evidence into tests/README.md,
-docs/guarantees.md and docs/crash-matrix.json, from which other machines continue.
+may be put there. Cells run that have not passed, as they are defined today, on that commit, or since `--since`: one of
+each row, then another of each. A cell that failed runs again, and stays failed. Ctrl-C or SIGTERM ends all processes,
+and cells that run have no outcome. `--write` puts the evidence into tests/README.md, docs/guarantees.md and
+docs/crash-matrix.json, from which other machines continue.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -27,17 +27,18 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from cells import Cell, cells, try_cell
+from ending import end_on_signals, no_process_left
 from evidence import Evidence, Outcome, product_commit, product_commits_since, read_folder, read_json
 from matrix_servers import opened
-from report import TESTS, lines, write
+from report import definitions_of_today, lines, write
+from row_tests import ROOT, TESTS, run_test
 
-ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".crash-matrix"
 SEED = 20
 """The seed of the order within a row."""
 
 
-def outcome_of(name: str, commit: str, work: Callable[[], int]) -> Outcome:
+def outcome_of(name: str, definition: str, commit: str, work: Callable[[], int]) -> Outcome:
     began = time.monotonic()
     try:
         records, failure = work(), ""
@@ -46,15 +47,9 @@ def outcome_of(name: str, commit: str, work: Callable[[], int]) -> Outcome:
     seconds = round(time.monotonic() - began, 1)
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Outcome(
-        name=name, passed=not failure, records=records, seconds=seconds, failure=failure, commit=commit, at=at
-    )
-
-
-def run_test(test: str) -> int:
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--show-capture=no", "--matrix", test]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-2000:]
-    return 0
+        name=name, passed=not failure, records=records, seconds=seconds, failure=failure, commit=commit, at=at,
+        definition=definition,
+    )  # fmt: skip
 
 
 def each_row_first(wanted: Iterable[Cell]) -> list[Cell]:
@@ -80,7 +75,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the evidence into the documentation")
     options = parser.parse_args()
     commit = product_commit(ROOT)
-    evidence = Evidence(chain(read_json(ROOT), read_folder(FOLDER)))
+    definitions = definitions_of_today()
+    evidence = Evidence(chain(read_json(ROOT), read_folder(FOLDER)), definitions)
     counting = {commit} if options.since is None else product_commits_since(ROOT, options.since)
     deadline = time.monotonic() + options.minutes * 60
 
@@ -89,26 +85,45 @@ def main() -> int:
         return verdict is None or verdict.commit not in counting or not verdict.passed
 
     def outcome(name: str, work: Callable[[], int]) -> Outcome | None:
-        return outcome_of(name, commit, work) if time.monotonic() < deadline else None
+        return outcome_of(name, definitions[name][0], commit, work) if time.monotonic() < deadline else None
 
     wanted = [cell for cell in each_row_first(cells()) if cell.name.startswith(tuple(options.only))]
     tests = [] if options.no_tests else [test for test in TESTS if test.startswith(tuple(options.only))]
+    names = [*(cell.name for cell in wanted), *tests]
     due = [cell for cell in wanted if is_due(cell.name)] if options.minutes else []
-    if due:
-        with (
-            tempfile.TemporaryDirectory(prefix="crash-matrix-") as folder,
-            opened(Path(folder)) as servers,
-            ThreadPoolExecutor(options.jobs) as pool,
-        ):
-            begun = {pool.submit(outcome, cell.name, partial(try_cell, cell, servers)) for cell in due}
-            for done, future in enumerate(as_completed(begun), 1):
-                tell(evidence, future.result(), f"{done} of {len(due)}")
-    for test in filter(is_due, tests):
-        tell(evidence, outcome(test, partial(run_test, test)), "a test")
+    end_on_signals()
+    try:
+        with no_process_left():
+            try_cells(due, options.jobs, outcome, evidence)
+            for test in filter(is_due, tests):
+                tell(evidence, outcome(test, partial(run_test, test)), "a test")
+    except KeyboardInterrupt:
+        passed = sum(not is_due(name) for name in names)
+        print(f"interrupted: {passed} of {len(names)} have passed; the same command goes on", flush=True)
+        os._exit(1)  # the threads of cells wait for servers and processes that have ended
     print("\n".join(lines(evidence, ROOT)))
     if options.write:
         write(ROOT, evidence)
-    return 0 if not any(map(is_due, [*(cell.name for cell in wanted), *tests])) else 1
+    return 0 if not any(map(is_due, names)) else 1
+
+
+def try_cells(
+    due: Sequence[Cell], jobs: int, outcome: Callable[[str, Callable[[], int]], Outcome | None], evidence: Evidence
+) -> None:
+    """Try the cells, *jobs* at once. An exception does not wait for those that have begun, which lose their servers."""
+    if not due:
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="crash-matrix-", ignore_cleanup_errors=True) as folder,  # they still write
+        opened(Path(folder)) as servers,
+    ):
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            begun = {pool.submit(outcome, cell.name, partial(try_cell, cell, servers)) for cell in due}
+            for done, future in enumerate(as_completed(begun), 1):
+                tell(evidence, future.result(), f"{done} of {len(due)}")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def tell(evidence: Evidence, outcome: Outcome | None, progress: str) -> None:

@@ -1,4 +1,7 @@
-"""Oracles: conditions that hold after any crash, checked by plain clients that share only manifests with the engine."""
+"""Oracles: conditions that hold after any crash, checked by plain clients and folds that share no code with the engine.
+
+`unreferenced` is the exception: it reads manifests and blocks by the product's readers, to know what refers to a block.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from typing import Any, NamedTuple
 import duckdb
 import duckdb_ext
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 from kafka.admin import KafkaAdminClient
+from plain_consumer import plain_consumer
 from waiting import until
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -81,12 +85,7 @@ class Reader(threading.Thread):
 
 class TopicReader:
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": servers, "group.id": "crash-matrix", "enable.auto.commit": False,
-                "isolation.level": "read_committed", "auto.offset.reset": "error",
-            }
-        )  # fmt: skip
+        self._consumer = plain_consumer(servers)
         self._consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(partitions)])
 
     def __call__(self) -> Iterable[Seen]:
@@ -160,6 +159,20 @@ def assert_rows(found: Counter[Row], expected: Counter[Row], where: str) -> None
     wrong = {"missing": missing, "doubled": doubled, "foreign": foreign}
     told = {name: (len(rows), list(rows)[:3]) for name, rows in wrong.items()}
     assert not any(wrong.values()), f"{where}: how many rows, and some: {told}"
+
+
+def assert_order(rows: Iterable[Row], partitions: Iterable[Iterable[int]], where: str) -> None:
+    """Rows of one customer that come from one partition of the input are in its order.
+
+    A row is the id of an order, its customer, and more; *partitions* are the ids in each.
+    """
+    places = {id: (number, place) for number, ids in enumerate(partitions) for place, id in enumerate(ids)}
+    last: dict[tuple[str, int], int] = {}
+    for id, customer, *_ in rows:
+        number, place = places[id]
+        after = last.get((customer, number), -1)
+        assert place > after, f"{where}: order {id} of {customer} comes after a later one of its partition"
+        last[customer, number] = place
 
 
 def values(record: bytes | None) -> Row:

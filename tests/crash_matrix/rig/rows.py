@@ -131,6 +131,8 @@ class Promise:
     rows: tuple[int, ...] = ()
     """Rows in whose cells it is asked for; none: in those of every row."""
     sinks: tuple[str, ...] = (*SINKS, *LAKES)
+    of_cells: str = ""
+    """The part of it that cells ask for, where that is not the whole."""
 
 
 CHANGES, SHARED, MARIA, SLOW = (
@@ -317,14 +319,18 @@ PROMISES = (
     Promise(
         "all rows of a checkpoint are in one snapshot of an Iceberg table, or in one version of a Delta table", (52,)
     ),
-    Promise("bounded work publishes what its units have computed, also if they stage it in S3 or HDFS", (55,)),
+    Promise(
+        "bounded work publishes what its units have computed, also if they stage it in S3 or HDFS", (55,),
+        of_cells="staged in a folder of the machine",
+    ),
     Promise("a process that was replaced changes nothing", (11, 15, 22, 54)),
     Promise(
         "a final window has exactly the records that a few lines of SQL find for it, in a run, in a backfill, and "
         "computed again",
         (50, 51, 53),
+        of_cells="in a run, as plain Python finds them",
     ),
     Promise("what is needed is never dropped, what is not is"),
     Promise("all sinks of a pipeline agree", sinks=("both",)),
-)
+)  # fmt: skip
 """Those that cells show."""

@@ -24,8 +24,9 @@ may have. Values of a key are unique, so that each tells its writer. Offsets may
 G0, a cycle of sends alone, is counted but allowed, as Jepsen does: Kafka's transactions interleave their sends. For the
 same reason cycles of G1c have no edge from send to send.
 
-`:pipeline` of `test.edn` names the partitions that a pipeline reads, and those of each of its outputs. An output's
-value is the input's, or `[value number]`: the number counts the records of a user, who is *value* modulo `:users`.
+`:pipeline` of `test.edn` names the partitions that a pipeline reads, and those of each of its outputs; `:by-user` are
+the outputs whose key is the user. An output's value is the input's, or `[value number]`: the number counts the records
+of a user, who is *value* modulo `:users`.
 
 | anomaly | its meaning |
 | --- | --- |
@@ -33,6 +34,7 @@ value is the input's, or `[value number]`: the number counts the records of a us
 | output-duplicate | it is there twice, in whatever partitions |
 | output-foreign | no visible input has this value |
 | output-reordered | records of one user in one partition have another order than in the input |
+| output-scattered | records of one user are in two partitions of an output whose key is the user |
 | output-number | a number is not that of the record among its user's: the pipeline's state lacks or doubles something |
 
 All rules take time that is linear in the history, but for sorting.
@@ -396,7 +398,7 @@ class Checker:
     # --- the pipeline -------------------------------------------------------------------------------------------------
 
     def _outputs(self) -> Iterator[tuple[str, Anomaly]]:
-        """output-lost, output-duplicate, output-foreign, output-reordered and output-number"""
+        """output-lost, output-duplicate, output-foreign, output-reordered, output-scattered and output-number"""
         if self.pipeline is None:
             return
         users = self.pipeline["users"]
@@ -410,6 +412,8 @@ class Checker:
                     place[value] = counts[value % users], key
         for output in self.pipeline["outputs"]:
             found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            home: dict[int, int] = {}
+            """The partition of each user's first record."""
             for key in output:
                 last: dict[int, int] = {}
                 for offset, values in self.orders.log.get(key, ()):
@@ -425,6 +429,8 @@ class Checker:
                         if last.get(value % users, 0) >= due:
                             yield "output-reordered", {"key": key, "offset": offset, "value": written}
                         last[value % users] = due
+                        if output in self.pipeline["by-user"] and home.setdefault(value % users, key) != key:
+                            yield "output-scattered", {"key": key, "offset": offset, "value": written}
             for value, places in found.items():
                 if len(places) > 1:
                     yield "output-duplicate", {"value": value, "places": places}

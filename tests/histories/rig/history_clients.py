@@ -29,6 +29,7 @@ from confluent_kafka import (
 )
 from edn import Keyword as K
 from history_mutants import USERS
+from plain_consumer import plain_consumer
 
 ANSWER_S = 120.0
 """A client waits so long for a broker, and then takes the outcome for unknown."""
@@ -259,11 +260,8 @@ class TransactionalFeeder(Feeder):
 
 
 def consumer(servers: str, isolation: str) -> Consumer:
-    return Consumer({
-        "bootstrap.servers": servers, "group.id": "histories", "isolation.level": isolation, "log_level": 0,
-        "enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True,
-        "fetch.wait.max.ms": 50,
-    })  # fmt: skip
+    settings = {"isolation.level": isolation, "enable.partition.eof": True, "fetch.wait.max.ms": 50}
+    return plain_consumer(servers, settings)
 
 
 def consumed(reader: Consumer, timeout_s: float) -> list[Message]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
+from math import inf
 from typing import Any
 
 Lines = list[dict[str, Any]]
@@ -44,9 +45,9 @@ def _change_sends(lines: Lines, key: int, pairs: dict[Pair, Pair]) -> None:
             )
 
 
-def _middle(lines: Lines) -> tuple[int, list[Pair]]:
-    """A key of an output, and its (offset, value) by offset."""
-    key = max(key for _, key, _ in _sends(lines))
+def _middle(lines: Lines, below: float = inf) -> tuple[int, list[Pair]]:
+    """A key of an output, the greatest one *below*, and its (offset, value) by offset."""
+    key = max(key for _, key, _ in _sends(lines) if key < below)
     return key, sorted(pair for _, sent_to, pair in _sends(lines) if sent_to == key)
 
 
@@ -74,6 +75,17 @@ def reorder(lines: Lines) -> None:
     swapped = {first: (first[0], second[1]), second: (second[0], first[1])}
     _change_polls(lines, lambda at, polled: tuple(swapped.get(p, p) if at == key else p for p in polled))
     _change_sends(lines, key, swapped)
+
+
+def scatter(lines: Lines) -> None:
+    """Records of two users change places between two partitions of an output, for everybody."""
+    key, pairs = _middle(lines)
+    other, others = _middle(lines, key)
+    first, second = pairs[len(pairs) // 2], others[len(others) // 2]
+    places = {(key, first): (first[0], second[1]), (other, second): (second[0], first[1])}
+    _change_polls(lines, lambda at, polled: tuple(places.get((at, pair), pair) for pair in polled))
+    for at, pair in places:
+        _change_sends(lines, at, {pair: places[at, pair]})
 
 
 def abort_read(lines: Lines) -> None:
@@ -137,11 +149,12 @@ def diverge(lines: Lines) -> None:
 
 
 MUTANTS: dict[str, Callable[[Lines], None]] = {
-    "lose": lose, "double": double, "reorder": reorder, "abort-read": abort_read, "skip": skip, "cycle": cycle,
-    "number": number, "diverge": diverge,
+    "lose": lose, "double": double, "reorder": reorder, "scatter": scatter, "abort-read": abort_read, "skip": skip,
+    "cycle": cycle, "number": number, "diverge": diverge,
 }  # fmt: skip
 FOUND_AS = {
-    "lose": "lost-write", "double": "output-duplicate", "reorder": "output-reordered", "abort-read": "G1a",
-    "skip": "int-poll-skip", "cycle": "G1c", "number": "output-number", "diverge": "inconsistent-offsets",
+    "lose": "lost-write", "double": "output-duplicate", "reorder": "output-reordered", "scatter": "output-scattered",
+    "abort-read": "G1a", "skip": "int-poll-skip", "cycle": "G1c", "number": "output-number",
+    "diverge": "inconsistent-offsets",
 }  # fmt: skip
 """An anomaly that the checker finds, of each mutant."""

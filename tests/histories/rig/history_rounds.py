@@ -1,9 +1,9 @@
 """Rounds of kills whose histories are recorded: clients, one pipeline, faults drawn from a seed, then a verdict.
 
 Feeders write the input, by idempotent and by transactional producers; pollers read input and outputs beside them. At
-the end the pipeline reads to the newest record, and two more pollers, of uncommitted records for the broker's offsets
-and of committed ones, begin at the beginning. What the pipeline did is in the history as its transactions: their
-records and outcomes are those of the broker's log, and they have polled the inputs of what they sent.
+the end the pipeline reads to the newest record, and one more poller, of the same isolation, begins at the beginning.
+What the pipeline did is in the history as its transactions: their records and outcomes are those of the broker's log,
+and they have polled the inputs of what they sent.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,8 @@ from exactlyonce.testing.cluster import KafkaCluster
 HERE = Path(__file__).parent
 TOPICS = {"in": 3, "copies": 2, "counts": 4}
 """The partitions of each topic; the first one is the input."""
+BY_USER = 1
+"""The output whose key is the user: counts."""
 DECK = (*(["run"] * 3), *(["step"] * 4), *(["worker"] * 2), *(["zombie"] * 2), *(["broker"] * 1))
 """The faults of a round, in an order that is drawn; between any two the number of workers may change."""
 KINDS = {
@@ -64,27 +65,27 @@ class HistoryRound(KilledRuns):
     def __init__(
         self,
         broker: EmbeddedBroker,
-        folder: Path,
+        evidence: Path,
         seed: int,
         number: int,
-        say: Callable[[str], None],
         *,
         kinds: Sequence[str] = DECK,
         weaker: str = "",
         name: str = "",
     ) -> None:
-        """*weaker*: one of `WEAKER`. *name* begins the names of topics."""
+        """*evidence*: the folder of the history, too. *weaker*: one of `WEAKER`. *name* begins the names of topics."""
         name = name or f"history-{seed}-{number}"
         self.isolation = "read_uncommitted" if weaker == "read_uncommitted" else "read_committed"
         self.is_exact = weaker != "at_least_once"
         if not self.is_exact:
             self.steps = tuple(step for step in self.steps if step != "coordinator-committed")  # it commits nothing
         super().__init__(
-            name, broker, folder, "history_pipelines:make", random.Random(f"{seed}/{number}"), say,
+            name, broker, evidence, "history_pipelines:make", seed=seed, number=number,
             env={"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))},
             params={"name": name, "delivery": "exactly_once" if self.is_exact else "at_least_once"},
         )  # fmt: skip
-        self.seed, self.number = seed, number
+        self.verdict: dict[str, Any] = {}
+        """What the checker says of the history, once it is written."""
         self.recorder = Recorder([
             (f"{name}-{topic}", partition) for topic, count in TOPICS.items() for partition in range(count)
         ])  # fmt: skip
@@ -92,17 +93,16 @@ class HistoryRound(KilledRuns):
         self._kinds = [*kinds]
         self.luck.shuffle(self._kinds)
 
-    def play(self, folder: Path, mutant: str = "") -> dict[str, Any]:
-        """Write the history into *folder*, and return the verdict on it, changed by *mutant*. Raises `Failed`."""
+    def play(self, mutant: str = "") -> list[str]:
         self._begin()
         for kind in self._kinds:
             getattr(self, f"_kill_{kind}")()
             self._look()
         self._finish()
-        self._write(folder)
-        verdict = judged(folder, MUTANTS[mutant] if mutant else lambda maps: None)
-        (folder / "verdict.json").write_text(json.dumps(verdict, indent=1))
-        return verdict
+        self._write(self.evidence)
+        self.verdict = judged(self.evidence, MUTANTS[mutant] if mutant else lambda maps: None)
+        (self.evidence / "verdict.json").write_text(json.dumps(self.verdict, indent=1))
+        return [f"{name}: {found['count']}" for name, found in self.verdict["anomalies"].items()]
 
     def _begin(self) -> None:
         cluster, servers = KafkaCluster(self.broker.bootstrap_servers), self.broker.bootstrap_servers
@@ -173,7 +173,9 @@ class HistoryRound(KilledRuns):
         test = {
             K("name"): self.name, K("seed"): self.seed, K("round"): self.number, K("isolation"): self.isolation,
             K("partitions"): {key: [*place] for key, place in enumerate(self.recorder.partitions)},
-            K("pipeline"): {K("inputs"): inputs, K("outputs"): outputs, K("users"): USERS},
+            K("pipeline"): {
+                K("inputs"): inputs, K("outputs"): outputs, K("by-user"): [outputs[BY_USER]], K("users"): USERS,
+            },
         }  # fmt: skip
         (folder / "test.edn").write_text(written(test) + "\n")
 
@@ -233,26 +235,21 @@ class HistoryRound(KilledRuns):
 
     def result(self) -> dict[str, Any]:
         return {
-            "round": self.number, "faults": dict(self.kills), "lives": len(self.runs), "restarts": self.restarts,
-            "lines": len(self.recorder.lines), "schedule": self.schedule,
-            "seconds": round(time.monotonic() - self._began_s),
+            **super().result(), "faults": dict(self.kills), "lines": len(self.recorder.lines),
+            "operations": self.verdict.get("operations", 0), "records": self.verdict.get("records", 0),
+            "outcomes": self.verdict.get("outcomes", {}),
         }  # fmt: skip
 
-    def keep(self, folder: Path, wrong: list[str]) -> None:
-        """Write what explains a failure into *folder*, beside the history."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "round.json").write_text(json.dumps({"wrong": wrong, **self.result()}, indent=1))
-        if not (folder / "history.edn").exists():
-            (folder / "part-of-history.edn").write_text(lines(self.recorder.lines))
-        for number, run in enumerate(self.runs):
-            (folder / f"run-{number}.log").write_text("\n".join([*run.text, *map(json.dumps, run.events)]))
+    def keep(self, wrong: list[str]) -> None:
+        super().keep(wrong)
+        if not (self.evidence / "history.edn").exists():
+            (self.evidence / "part-of-history.edn").write_text(lines(self.recorder.lines))
         for topic in (self.broker.data_dir / "topics").glob(f"{self.name}*"):
-            shutil.copytree(topic, folder / "topics" / topic.name, dirs_exist_ok=True)
+            shutil.copytree(topic, self.evidence / "topics" / topic.name, dirs_exist_ok=True)
 
     def close(self) -> None:
         for client in self.clients:
             client.is_over.set()
-        self._end_runs()
+        super().close()
         for client in self.clients:
             client.end()
-        shutil.rmtree(self.fired)

@@ -1,6 +1,6 @@
 """A day of faults in an hour: one pipeline on real servers, through faults drawn from a seed; `make soak ARGS=real`.
 
-    python tests/soak/run.py [--seed 1] [--minutes 20] [--records 1700000] [--faults 340] [--rate 1500] [--mutant lose]
+    python tests/campaign.py soak [--seed 1] [--minutes 20] [--records 1700000] [--faults 340] [--mutant lose]
 
 It goes on until one of these bounds is met, until Ctrl-C, or until something is found. Then faults stop, the pipeline
 reads to the end, and all is judged. The result is a line of `.soak/results.jsonl`. If something was found, the exit
@@ -79,12 +79,12 @@ class Soak:
 
     def _opened(self) -> list[View]:
         servers, dsn = self.servers.kafka.bootstrap_servers, f"{self.servers.postgres.dsn()} application_name=soak"
-        order, late = ("id", "user", "at", "cents"), ("id",)
+        order, payment = ("id", "user", "at", "cents"), ("id", "order", "at")
         fields = {
-            "windows": ("user", "start", "n", "cents"), "late": late, "pairs": ("order", "payment"), "late-left": late,
-            "late-right": late,
+            "windows": ("user", "start", "n", "cents"), "late": order, "pairs": ("order", "payment"),
+            "late-left": order, "late-right": payment,
         }  # fmt: skip
-        inputs = [("orders", order, self.judge.order), ("payments", ("id", "order", "at"), self.judge.payment)]
+        inputs = [("orders", order, self.judge.order), ("payments", payment, self.judge.payment)]
         return [
             *(
                 TopicView(servers, f"{self.name}-{topic}", columns, partial(_each, take), with_partition=True)
@@ -100,7 +100,7 @@ class Soak:
         ]
 
     def _take(self, view: str, rows: list[tuple[Any, ...]]) -> None:
-        self.judge.take(view, self._mutant(view, rows))
+        self.judge.take(view, self._mutant(view, rows), self.feeder.newest_ms)
 
     def _note(self, kind: str, how: str) -> None:
         """Count a fault."""

@@ -164,7 +164,8 @@ class Faults:
         assert disk is not None
         if disk.fill():
             self._lives.pause(10, until=lambda: not broker.status().running)
-            self._note("broker_disk", "" if broker.status().running else "it has ended")
+            if not broker.status().running:
+                self._note("broker_disk", "")
         broker.kill()
         disk.free()
         broker.start()
@@ -192,11 +193,15 @@ class Faults:
             self._note("sessions_ended", f"{count}")
 
     def _lake_disk(self) -> None:
-        disk = self._servers.lake_disk
+        disk, lives = self._servers.lake_disk, self._lives
         assert disk is not None
-        if disk.fill():
-            self._note("lake_disk", self._pause(5, 1))
+        refusals = lives.refusals
+        how = self._pause(5, 1) if disk.fill() else ""
         disk.free()
+        if how:
+            lives.pause(MET_S, until=lambda: lives.refusals > refusals)
+            if lives.refusals > refusals:
+                self._note("lake_disk", how)
 
     # --- surroundings -----------------------------------------------------------------------------------------------
 

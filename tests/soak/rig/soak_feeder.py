@@ -36,6 +36,8 @@ class Feeder(threading.Thread):
         self.partitions = [*partitions]
         self._rate, self._may_write = rate, may_write
         self.orders = self.payments = 0
+        self.newest_ms = BEGIN_MS
+        """The latest time of a record, which may be about to be written."""
         self._failures: list[str] = []
         self._is_over = threading.Event()
         self._producer = Producer({
@@ -71,14 +73,15 @@ class Feeder(threading.Thread):
 
     def _order(self, at: int, partition: int) -> None:
         user, cents = f"u{self._luck.randrange(USERS)}", self._luck.randrange(1, 10_000)
-        self._write(0, partition, {"id": self.orders, "user": user, "at": at, "cents": cents})
+        self._write(0, partition, {"id": self.orders, "user": user, "at": at, "cents": cents}, at)
         self.orders += 1
 
     def _payment(self, order: int, at: int, partition: int) -> None:
-        self._write(1, partition, {"id": self.payments, "order": order, "at": at})
+        self._write(1, partition, {"id": self.payments, "order": order, "at": at}, at)
         self.payments += 1
 
-    def _write(self, topic: int, partition: int, event: dict[str, object]) -> None:
+    def _write(self, topic: int, partition: int, event: dict[str, object], at: int) -> None:
+        self.newest_ms = max(at, self.newest_ms)
         self._producer.produce(self.topics[topic], json.dumps(event), None, partition, on_delivery=self._delivered)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:

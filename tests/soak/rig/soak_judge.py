@@ -5,8 +5,9 @@ It shares no code with the engine. The rules are those of docs/event-time.md and
 - A record's floor is the latest time before it in its own partition, less the disorder and 1 ms.
 - It is late for its window if the window's last ms is not above the floor; late for the join if its time is not.
 - A late record is in its side output once, any other one in its window, or in the join.
-- A partition that was added begins at the watermark: its records, and no others, may be late by more than their own
-  partition says.
+- A partition that was added begins at the watermark W: its floor is W at least. W is one time for both, and above no
+  floor of what was fed when a row of the partition was first seen.
+- Orders of one user and partition keep their order.
 
 Facts are kept in arrays by id, some 50 bytes a record. Rows are taken in any order between views.
 """
@@ -27,8 +28,9 @@ END_MS = 1_900_000_000_000
 ADDED, LATE, LATE_JOINED = 1, 2, 4
 """Flags of an input record: of an added partition; late for its window; late for the join."""
 VIEWS = ("windows", "late", "pairs", "late-left", "late-right", "totals", "pair-rows", "lake")
-OF_ORDERS = ("late", "late-left", "totals", "lake")
-"""Views with a row for each of some orders."""
+PAIRS = ("pairs", "pair-rows")
+OF_PAYMENTS = (*PAIRS, "late-right")
+"""Views with a row for each of some payments; pairs have others for orders without one."""
 MUTANTS = ("lose", "double", "change")
 SHOWN = 20
 ABSENT = -1
@@ -66,6 +68,13 @@ class Side:
         self.greatest: dict[int, int] = {}
         """The latest time in each partition."""
         self.partitions = array("b")
+        self.places = array("i")
+        """The number of a record in its partition."""
+        self._counts: Counter[int] = Counter()
+        self.newest_ms: dict[int, int] = {}
+        """The latest time that was fed when a row of an added partition was first seen."""
+        self._early: dict[int, int] = {}
+        """The same, by the id of each record whose row was seen before it was read."""
 
     def note(self, id: int, partition: int, at: int, first_partitions: int) -> bool:
         """Note the next record of *partition*; False: it was there before."""
@@ -76,22 +85,36 @@ class Side:
         flags = ADDED if partition >= first_partitions else 0
         if greatest is not None:
             floor = greatest - DISORDER_MS - 1
-            flags |= LATE * (at - at % WINDOW_MS + WINDOW_MS - 1 <= floor) | LATE_JOINED * (at <= floor)
+            flags |= LATE * (_over(at, LATE) <= floor) | LATE_JOINED * (_over(at, LATE_JOINED) <= floor)
         self.greatest[partition] = at if greatest is None else max(at, greatest)
         self.at[id], self.flags[id], self.partitions[id] = at, flags, partition
+        self.places[id] = self._counts[partition]
+        self._counts[partition] += 1
+        if (newest_ms := self._early.pop(id, None)) is not None:
+            self._show(id, newest_ms)
         return True
+
+    def _show(self, id: int, newest_ms: int) -> None:
+        if self.flags[id] & ADDED:
+            partition = self.partitions[id]
+            self.newest_ms[partition] = min(newest_ms, self.newest_ms.get(partition, newest_ms))
 
     def make_room(self, id: int) -> None:
         if (missing := id + 1 - len(self.at)) > 0:
             missing += 10_000
             self.at.extend([ABSENT] * missing)
             self.partitions.extend([ABSENT] * missing)
+            self.places.extend([ABSENT] * missing)
             self.flags.extend(bytes(missing))
             self.seen.extend(bytes(missing))
 
-    def mark(self, id: int, bit: int) -> bool:
-        """Note that a row was seen; False: it was seen before."""
+    def mark(self, id: int, bit: int, newest_ms: int) -> bool:
+        """Note that a row was seen; False: it was seen before. *newest_ms*: the latest time that is fed."""
         self.make_room(id)
+        if self.at[id] == ABSENT:
+            self._early.setdefault(id, newest_ms)
+        else:
+            self._show(id, newest_ms)
         is_new = not self.seen[id] & bit
         self.seen[id] |= bit
         return is_new
@@ -111,12 +134,14 @@ class Judge:
         self._cents = array("i")
         self._orders_of_payments = array("q")
         self._sums: Counter[int] = Counter()
+        self._last: dict[tuple[int, int], int] = {}
+        """The last place in a partition, of each user, that is in totals."""
         self._windows: dict[tuple[int, int], tuple[int, int]] = {}
         self.rows: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         """Findings by kind."""
         self.findings: list[Finding] = []
-        self._pending: dict[str, list[tuple[Any, ...]]] = {view: [] for view in ("totals", "lake")}
+        self._pending: dict[str, list[tuple[Any, ...]]] = {view: [] for view in VIEWS if view != "windows"}
         self._lock = threading.Lock()
 
     # --- input ------------------------------------------------------------------------------------------------------
@@ -140,10 +165,10 @@ class Judge:
 
     # --- output -----------------------------------------------------------------------------------------------------
 
-    def take(self, view: str, rows: list[tuple[Any, ...]]) -> None:
+    def take(self, view: str, rows: list[tuple[Any, ...]], newest_ms: int) -> None:
         """Rows of a view, in the order in which it has those of one user: (user, start, n, cents) of a window,
-        (order, payment or None) of a pair, (id, user, cents so far) of a total, (id, user, at, cents) of the lake, and
-        (id,) of a late record."""
+        (order, payment or None) of a pair, (id, user, cents so far) of a total, (id, user, at, cents) of the lake or a
+        late order, and (id, order, at) of a late payment. *newest_ms*: the latest time that is fed by now."""
         with self._lock:
             self.rows[view] += len(rows)
             if view == "windows":
@@ -152,45 +177,53 @@ class Judge:
                     if place in self._windows:
                         self._find("doubled", view, f"the window of {user} from {start}")
                     self._windows.setdefault(place, (n, cents))
-            elif view in ("pairs", "pair-rows"):
-                for order, payment in rows:
-                    side, id = (self.orders, order) if payment is None else (self.payments, payment)
-                    if not side.mark(id, _bit(view)):
-                        self._find("doubled", view, f"the pair of order {order} and payment {payment}")
-                    elif payment is not None and not self._is_pair_of(order, payment):
-                        self._find("wrong", view, f"order {order} is not that of payment {payment}")
-            else:
-                side = self.payments if view == "late-right" else self.orders
-                for row in rows:
-                    if not side.mark(row[0], _bit(view)):
-                        self._find("doubled", view, f"record {row[0]}")
-                if view in self._pending:
-                    self._pending[view] += rows
-                    self._compare(view)
+                return
+            side = self._side_of(view)
+            for row in rows:
+                if view in PAIRS and row[1] is None:
+                    is_new = self.orders.mark(row[0], _bit(view), newest_ms)
+                else:
+                    is_new = side.mark(_id(view, row), _bit(view), newest_ms)
+                    self._pending[view].append(row)
+                if not is_new:
+                    self._find("doubled", view, f"{row}")
+            self._compare(view)
 
-    def _is_pair_of(self, order: int, payment: int) -> bool:
-        """Also where the payment is not read yet: `verdict` looks again."""
-        known = payment < len(self._orders_of_payments) and self.payments.at[payment] != ABSENT
-        return not known or self._orders_of_payments[payment] == order
+    def _side_of(self, view: str) -> Side:
+        return self.payments if view in OF_PAYMENTS else self.orders
 
     def _compare(self, view: str) -> None:
-        """Compare rows with their orders, as far as these are read."""
-        rows, later = self._pending[view], 0
+        """Compare rows with their records, as far as these are read."""
+        rows, later, side = self._pending[view], 0, self._side_of(view)
         for row in rows:
-            id, user = row[0], _number(row[1])
-            if self.orders.at[id] == ABSENT:
+            id = _id(view, row)
+            if side.at[id] == ABSENT:
                 break
             later += 1
-            if view == "lake":
-                expected = (self._users[id], self.orders.at[id], self._cents[id])
-                if (user, *row[2:]) != expected:
-                    self._find("wrong", view, f"order {id} is {row[1:]}, and was {expected}")
+            if view == "totals":
+                self._compare_total(*row)
+            elif view in PAIRS:
+                self._compare_row(view, row, (self._orders_of_payments[id], id))
+            elif view == "late-right":
+                self._compare_row(view, row, (id, self._orders_of_payments[id], side.at[id]))
             else:
-                self._sums[user] += self._cents[id]
-                if (user, row[2]) != (self._users[id], self._sums[user]):
-                    self._find("wrong", view, f"the total at order {id} is {row[2]}, and not {self._sums[user]}")
-                    self._sums[user] = row[2]
+                self._compare_row(view, row, (id, f"u{self._users[id]}", side.at[id], self._cents[id]))
         del rows[:later]
+
+    def _compare_row(self, view: str, row: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+        if row != expected:
+            self._find("wrong", view, f"a row is {row}, and not {expected}")
+
+    def _compare_total(self, id: int, user: str, cents: int) -> None:
+        number = _number(user)
+        self._sums[number] += self._cents[id]
+        if (number, cents) != (self._users[id], self._sums[number]):
+            self._find("wrong", "totals", f"the total at order {id} is {cents}, and not {self._sums[number]}")
+            self._sums[number] = cents
+        partition, place = self.orders.partitions[id], self.orders.places[id]
+        if place < self._last.get((partition, number), place):
+            self._find("wrong", "totals", f"order {id} of {user} comes after a later one of partition {partition}")
+        self._last[partition, number] = place
 
     def _find(self, kind: str, where: str, text: str) -> None:
         self.counts[kind] += 1
@@ -218,8 +251,10 @@ class Judge:
             for view, rows in self._pending.items():
                 self._compare(view)
                 for row in rows:
-                    self._find("wrong", view, f"{row} is of no order")
+                    self._find("wrong", view, f"{row} is of no record")
             self._judge_orders()
+            self._judge_added(self.orders, {"late": LATE, "late-left": LATE_JOINED})
+            self._judge_added(self.payments, {"late-right": LATE_JOINED})
             self._judge_pairs()
             self._judge_windows()
             records = sum(1 for side in (self.orders, self.payments) for _ in side.ids())
@@ -250,6 +285,30 @@ class Judge:
             self._find("lost", view, f"record {id}, which is late")
         elif is_seen and not flags & (flag | ADDED):
             self._find("wrong", view, f"record {id}, which is not late")
+
+    def _judge_added(self, side: Side, flags: dict[str, int]) -> None:
+        """An added partition begins at one time: records that are over by then are late, and no others but by their own
+        partition. *flags*: that of each view of late records."""
+        late: dict[int, tuple[int, str, int]] = {}
+        """By partition the last one that is over by then: when it is over, its view and its id."""
+        in_time: dict[int, tuple[int, str, int]] = {}
+        """The same of the first one that is not."""
+        for id in side.ids():
+            for view, flag in flags.items() if side.flags[id] & ADDED else ():
+                partition, place = side.partitions[id], (_over(side.at[id], flag), view, id)
+                if side.flags[id] & flag:
+                    continue
+                if side.seen[id] & _bit(view):
+                    late[partition] = max(place, late.get(partition, place))
+                else:
+                    in_time[partition] = min(place, in_time.get(partition, place))
+        for partition, (over, view, id) in late.items():
+            what = f"record {id} of partition {partition}, which was added,"
+            first = in_time.get(partition)
+            if first is not None and over >= first[0]:
+                self._find("wrong", view, f"{what} is late, though record {first[2]} is not in {first[1]}")
+            elif over >= side.newest_ms[partition] - DISORDER_MS:
+                self._find("wrong", view, f"{what} is late, though no record was so far when that was first seen")
 
     def _is_joined(self, side: Side, id: int) -> bool:
         """Whether a record takes part in the join, and its partners are all there."""
@@ -319,6 +378,16 @@ class Progress:
         self.longest_quiet_s = max(self.longest_quiet_s, self.quiet_s)
         self.longest_stall_s = max(self.longest_stall_s, stall_s)
         return min(self._moved_s, key=lambda view: self._moved_s[view]) if stall_s > self._stall_s else ""
+
+
+def _over(at: int, flag: int) -> int:
+    """A record of the time *at* is late if the floor is there: its window's last ms, or for the join its time."""
+    return at - at % WINDOW_MS + WINDOW_MS - 1 if flag == LATE else at
+
+
+def _id(view: str, row: tuple[Any, ...]) -> int:
+    """That of the record that the row is of; the payment's of a pair."""
+    return int(row[1] if view in PAIRS else row[0])
 
 
 def _bit(view: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -14,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from running import DESCRIPTORS
+from killed_runs import STARTS
+from running import event_in, limit_descriptors
 from soak_servers import Servers
 
 HERE = Path(__file__).parent
@@ -25,12 +23,18 @@ AGAIN_S = 0.3
 """The wait before another start, RestartSec of systemd."""
 END_LIMIT_S = 120
 """A run that is told to end, or that was taken over, has ended by then."""
+FINISH_LIMIT_S = 1200
+"""After all faults, the last life that is started has begun by then, and comes to the end of the input."""
+NO_ROOM = b"No space left on device"
+"""ENOSPC, as Python, Rust and RocksDB say it."""
 LEFT_ALONE = {
     4: "a server did not answer", 7: "the outcome of a write is unknown", 8: "a broker's error without a rule",
     9: "ended without a last checkpoint",
 }  # fmt: skip
 """Exit codes after which docs/operations.md says to run again; docs/tasks/deploy.md leaves 2, 3 and 6 to a person."""
 FENCED = 5
+OF_THE_RUN = ("coordinator-", "store-")
+"""Steps that begin so are of the run's own process, others of a worker's."""
 SETTINGS = (
     "--checkpoint-interval", "1s", "--checkpoint-timeout", "20s", "--deploy-timeout", "60s", "--store-timeout", "2m",
     "--restart", "exponential_delay:max=3s", "--broker-timeout", "20s", "--max-late", "1",
@@ -41,7 +45,6 @@ STEPS = (
     "coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized", "store-committing",
     "store-committed",
 )  # fmt: skip
-STARTS = ("worker-restored", "coordinator-opened", "coordinator-swept")
 
 
 class Life:
@@ -53,13 +56,13 @@ class Life:
                 command, cwd=HERE, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
                 start_new_session=True, preexec_fn=_end_with_parent,
             )  # fmt: skip
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+        limit_descriptors(self.process.pid)
         self.fired, self.action, self._log = fired, action, log
         self._position = 0
         self.workers: list[int] = []
         self.is_running = self.is_told_to_end = self.is_struck = False
-        self.checkpoints = 0
+        self.checkpoints = self.refusals = 0
+        """How often its log has a checkpoint, and says that a disk is full."""
         self.skew_s = 0.0
         """Its clock, less ours, at its last event."""
 
@@ -70,16 +73,18 @@ class Life:
             text = log.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._position += len(whole)
-        for line in whole.splitlines():
-            try:
-                event: dict[str, Any] = msgspec.json.decode(line)
-            except msgspec.DecodeError:
-                continue
+        self.refusals += whole.count(NO_ROOM)
+        for event in filter(None, map(event_in, whole.splitlines())):
             self.skew_s = event["at_ms"] / 1000 - time.time()
             self.is_running = self.is_running or event["event"] == "running"
             self.checkpoints += event["event"] == "checkpoint"
             if event.get("step") == "deployed":
                 self.workers = event["workers"]
+
+    @property
+    def has_killed_itself(self) -> bool:
+        """By SIGKILL, at a step."""
+        return self.action == "kill" and any(step.name.startswith(OF_THE_RUN) for step in self.fired.iterdir())
 
     def tail(self) -> str:
         return self._log.read_bytes()[-3_000:].decode(errors="replace")
@@ -107,7 +112,8 @@ class Lives:
         self._clock = folder / "clock"
         self._clock.write_text("0")
         self.count = 0
-        self.checkpoints = 0
+        self.checkpoints = self._refusals = 0
+        """Of the lives that are over."""
         self.codes: Counter[int] = Counter()
         self.meanwhile: Callable[[], object] = lambda: None
         """Is called in all waits."""
@@ -178,14 +184,14 @@ class Lives:
         ]  # fmt: skip
         return Life(command, env, self._folder / f"life-{self.count:04}.log", fired, action)
 
-    def _ended(self, life: Life) -> None:
-        """Judge the end of the current life, and have another start."""
+    def _ended(self, life: Life, *, is_killed: bool = False) -> None:
+        """Judge the end of the current life, and have another start. *is_killed*: we have sent SIGKILL."""
         code = life.process.wait()
         life.read()
         self._close(life)
         self.codes[code] += 1
-        is_fine = code == -signal.SIGKILL or code in LEFT_ALONE or (code == 0 and life.is_told_to_end)
-        if not is_fine:
+        is_killed = code == -signal.SIGKILL and (is_killed or life.has_killed_itself)
+        if not (is_killed or code in LEFT_ALONE or (code == 0 and life.is_told_to_end)):
             self._find("ended", "the run", f"life {self.count} ended with code {code}: {life.tail()}")
         self._current = None
         self._start_at_s = time.monotonic() + AGAIN_S
@@ -193,6 +199,13 @@ class Lives:
     def _close(self, life: Life) -> None:
         life.signal(signal.SIGKILL)
         self.checkpoints += life.checkpoints
+        self._refusals += life.refusals
+
+    @property
+    def refusals(self) -> int:
+        """How often runs have said that a disk is full."""
+        lives = (self._current, *(zombie for zombie, _ in self._zombies))
+        return self._refusals + sum(life.refusals for life in lives if life is not None)
 
     @property
     def pid(self) -> int | None:
@@ -208,7 +221,7 @@ class Lives:
             return False
         life.process.kill()
         life.process.wait()
-        self._ended(life)
+        self._ended(life, is_killed=True)
         return True
 
     def end(self) -> bool:
@@ -224,7 +237,8 @@ class Lives:
         return True
 
     def take_over(self) -> bool:
-        """Stop the leader, have another run take over, and wake the old one up: it has to end."""
+        """Stop the leader, have another run take over, and wake the old one up: it has to end. False: no other run
+        has come up."""
         if (life := self._current) is None or not life.is_running or life.process.poll() is not None:
             return False
         life.process.send_signal(signal.SIGSTOP)
@@ -232,7 +246,7 @@ class Lives:
         self.pause(30, until=lambda: other.is_running or self._current is not other)
         life.process.send_signal(signal.SIGCONT)
         self._zombies.append((life, time.monotonic() + END_LIMIT_S))
-        return True
+        return other.is_running
 
     def _judge_zombie(self, zombie: Life, deadline_s: float) -> None:
         code = zombie.process.poll()
@@ -241,7 +255,7 @@ class Lives:
         zombie.read()
         if code is None:
             self._find("stalled", "a run that was taken over", f"it goes on: {zombie.tail()}")
-        elif code not in (FENCED, -signal.SIGKILL, *LEFT_ALONE):
+        elif code not in (FENCED, *LEFT_ALONE) and not (code == -signal.SIGKILL and zombie.has_killed_itself):
             self._find("ended", "a run that was taken over", f"it ended with {code}: {zombie.tail()}")
         if code is not None:
             self.codes[code] += 1
@@ -253,6 +267,7 @@ class Lives:
         """Have it read to the newest record, and end; a life that may be started again is."""
         self.end()
         self._is_over = True
+        deadline = time.monotonic() + FINISH_LIMIT_S
         while True:
             life = self._current = self._start("--until", "latest")
             life.is_told_to_end = True
@@ -260,7 +275,11 @@ class Lives:
             if self._current is not None:
                 self._find("stalled", "the run", f"it does not come to the end: {life.tail()}")
                 self.kill()
-            if life.process.returncode not in LEFT_ALONE:
+            code = life.process.returncode
+            if code not in LEFT_ALONE:
+                return
+            if time.monotonic() > deadline:
+                self._find("stalled", "the run", f"its lives end with {code} after all faults, too: {life.tail()}")
                 return
 
     # --- the clock --------------------------------------------------------------------------------------------------

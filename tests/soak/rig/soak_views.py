@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 import pyarrow.parquet
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from plain_consumer import plain_consumer
 
 LOOK_AGAIN_S = 0.3
 COUNT_AGAIN_S = 10.0
@@ -173,11 +174,7 @@ def _unread(ends: Mapping[int, int], positions: Mapping[int, int]) -> bool:
 
 
 def _consumer(servers: str) -> Consumer:
-    return Consumer({
-        "bootstrap.servers": servers, "group.id": "soak", "isolation.level": "read_committed", "log_level": 0,
-        "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error",
-        "reconnect.backoff.max.ms": 500,
-    })  # fmt: skip
+    return plain_consumer(servers, {"enable.partition.eof": True, "reconnect.backoff.max.ms": 500})
 
 
 def _ends(servers: str, topic: str) -> dict[int, int]:

@@ -6,12 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from ending import kill_marked, marked
 from waiting import until
 
 from exactlyonce.testing.cluster import LIMIT_S
@@ -52,15 +50,11 @@ class Driver:
         until((self.fired / name).exists, meanwhile=goes_on, told=self.said, pause_s=0.05)
 
     def kill(self) -> None:
-        while processes := list(self.processes()):
-            for process in processes:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            time.sleep(0.05)  # the ends of others' processes have no event to wait for
+        kill_marked(self.mark)
         self.process.wait(LIMIT_S)
 
     def kill_java(self) -> None:
-        (java,) = [each for each in self.processes() if Path(f"/proc/{each}/comm").read_text().strip() == "java"]
+        (java,) = [each for each in marked(self.mark) if Path(f"/proc/{each}/comm").read_text().strip() == "java"]
         os.kill(java, signal.SIGKILL)
 
     def kill_executor_of_stopped(self) -> None:
@@ -68,7 +62,7 @@ class Driver:
         stopped: list[int] = []
 
         def seen() -> bool:
-            stopped[:] = [process for process in self.processes() if _status(process)[0] == "T"]
+            stopped[:] = [process for process in marked(self.mark) if _status(process)[0] == "T"]
             return bool(stopped)
 
         until(seen, told=self.said, pause_s=0.05)
@@ -78,16 +72,7 @@ class Driver:
         os.kill(executor, signal.SIGKILL)
 
     def await_all_ended(self) -> None:
-        until(lambda: not list(self.processes()), pause_s=0.1)
-
-    def processes(self) -> Iterator[int]:
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (folder / "environ").read_bytes()
-            except OSError:
-                continue
-            if self.mark.encode() in environment.split(b"\0"):
-                yield int(folder.name)
+        until(lambda: not list(marked(self.mark)), pause_s=0.1)
 
 
 def _status(process: int) -> tuple[str, int]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import running
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+from plain_consumer import plain_consumer
 from running import Fed, Run, assert_copies, assert_once, assert_updates, visible
 from servers import FORMATS, PASSWORD, STORES, Row, Servers
 from together import table
@@ -70,12 +71,8 @@ def assert_no_secret(kafka: KafkaCluster, pipeline: str, incarnations: Iterable[
 
 def records_of(kafka: KafkaCluster, topic: str) -> Iterator[bytes]:
     """Keys and values of all records, whatever became of their transactions."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers, "group.id": "secrets", "enable.auto.commit": False,
-            "isolation.level": "read_uncommitted", "enable.partition.eof": True,
-        }
-    )  # fmt: skip
+    settings = {"isolation.level": "read_uncommitted", "enable.partition.eof": True}
+    consumer = plain_consumer(kafka.bootstrap_servers, settings)
     unread = set(kafka.admin().list_topics(topic).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in unread])
     while unread:
