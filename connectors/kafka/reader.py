@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import inf
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -98,8 +99,8 @@ class Silence:
     @property
     def is_lasting(self) -> bool:
         """Whether some silence has lasted for `REPLACED_AFTER_S`, since the consumer was replaced, too."""
-        since_s = min(self._missed_since_s.values(), default=self._heard_s)
-        return bool(self._missed_since_s) and self._heard_s - max(since_s, self._replaced_s) >= REPLACED_AFTER_S
+        since_s = min(self._missed_since_s.values(), default=inf)
+        return self._heard_s - max(since_s, self._replaced_s) >= REPLACED_AFTER_S
 
     def replaced(self) -> None:
         """There is another consumer."""
@@ -300,10 +301,10 @@ class KafkaReader:
             ]
         )
 
-    def _replace(self, consumer: Consumer) -> None:
+    def _replace_client(self) -> None:
         """Go on with another consumer after what was returned."""
         LOGGER.warning("%s, with another consumer", self.waiting)
-        consumer.close()
+        self._client.close()
         self._consumer, self._buffer = None, FetchBuffer()
         self._at_end.clear()
         self._met.clear()
@@ -339,7 +340,7 @@ class KafkaReader:
         if self._consumer is None:
             return []
         if self._silence.is_lasting:
-            self._replace(self._consumer)
+            self._replace_client()
         if self.divide is None:
             messages, runs = self._fetch(records_max, timeout_s)
         else:
