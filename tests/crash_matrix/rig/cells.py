@@ -281,6 +281,7 @@ class Trial:
         run = self.run(armed={**self.armed(way), **({SLOW: "0.005"} if way.slow else {})})
         self.meet(way, run)
         if not way.in_coordinator:
+            run.await_step("restarting")  # a worker that has acknowledged does not stop its checkpoint from committing
             self.await_output(run)
             self.end(run)
         elif self.cell.action == "stop":

@@ -37,12 +37,15 @@ FILES = (
 )
 FUNCTIONS = (orders, assert_updates, assert_once)
 """What the rig has from `running`, which starts processes besides."""
-SAME_RIGS: Mapping[str, str] = {"1bf11143": "the settings of consumers were in two files, and are in plain_consumer"}
-"""Digests of earlier rigs whose outcomes count as today's, with the reason: code was renamed or moved, and no more."""
+SAME_RIGS: Mapping[str, str] = {
+    "1bf11143": "the settings of consumers were in two files, and are in plain_consumer",
+    "d66ff3ad": "a run could be ended before it met the loss of a worker, and failed: who passed has met and asked all",
+}
+"""Digests of earlier rigs whose successes count as today's, with the reason: they asked the same of who passed."""
 
 
 def definitions_of(cell: Cell) -> list[str]:
-    """Those of the outcomes that count: today's, then those by an earlier rig that did the same."""
+    """Those of the outcomes that count: today's, then those by an earlier rig that asked the same."""
     fields = {name: value for name, value in asdict(cell.way).items() if name not in NAMED}
     way = _digest(f"{type(cell.way).__name__} {fields}")
     return [f"{way}-{rig}" for rig in (rig_digest(), *SAME_RIGS)]
