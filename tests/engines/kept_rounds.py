@@ -42,7 +42,7 @@ def play_rounds(
     is_enough: Callable[[list[Result]], bool],
     shown: Callable[[list[Result]], str],
 ) -> int:
-    """Play rounds until there are enough, or one is wrong; print what is *shown*, and return the exit code.
+    """Play rounds until there are enough, one is wrong, or a signal comes; print what is *shown*; the exit code.
 
     *options* are those of `parser_of_rounds`. *folder* has the rounds in SEED.jsonl, and their evidence in SEED-ROUND.
     *open_servers* takes a folder for the data of the servers, which all rounds share; *begin_round* takes them, the
@@ -55,21 +55,26 @@ def play_rounds(
     commit = product_commit(ROOT)
     lines = file.read_text().splitlines() if is_kept and file.exists() and not commit.endswith("-dirty") else []
     results = [result for result in map(json.loads, lines) if result.get("commit") == commit]
-    if not is_enough(results):
-        with (
-            tempfile.TemporaryDirectory(prefix=f"{folder.name.lstrip('.')}-") as scratch,
-            no_process_left(),
-            open_servers(Path(scratch)) as servers,
-        ):
-            while not is_enough(results):
-                number = len(results) if options.only is None else options.only
-                evidence = folder / "-".join(filter(None, (str(options.seed), str(number), variant)))
-                results.append({"commit": commit, **begin_round(servers, number, evidence).played(options.mutant)})
-                if is_kept:
-                    with file.open("a") as kept:
-                        kept.write(json.dumps(results[-1]) + "\n")
-                print(json.dumps({**results[-1], "schedule": len(results[-1]["schedule"])}), flush=True)
-                if not is_kept or results[-1]["wrong"]:
-                    break
+    was_interrupted = False
+    try:
+        if not is_enough(results):
+            with (
+                tempfile.TemporaryDirectory(prefix=f"{folder.name.lstrip('.')}-") as scratch,
+                no_process_left(),
+                open_servers(Path(scratch)) as servers,
+            ):
+                while not is_enough(results):
+                    number = len(results) if options.only is None else options.only
+                    evidence = folder / "-".join(filter(None, (str(options.seed), str(number), variant)))
+                    results.append({"commit": commit, **begin_round(servers, number, evidence).played(options.mutant)})
+                    if is_kept:
+                        with file.open("a") as kept:
+                            kept.write(json.dumps(results[-1]) + "\n")
+                    print(json.dumps({**results[-1], "schedule": len(results[-1]["schedule"])}), flush=True)
+                    if not is_kept or results[-1]["wrong"]:
+                        break
+    except KeyboardInterrupt:
+        was_interrupted = True
+        print("interrupted: the round is not kept, and the same command goes on with it", flush=True)
     print(shown(results))
-    return 1 if any(result["wrong"] for result in results) else 0
+    return 1 if was_interrupted or any(result["wrong"] for result in results) else 0

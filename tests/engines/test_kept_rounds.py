@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from killed_runs import Failed, KilledRuns
 
 
 class Round(KilledRuns):
-    """Is wrong if it is played with a mutant; fails if its number is 3."""
+    """Is wrong if it is played with a mutant; fails if its number is 3, and is interrupted if it is 5."""
 
     def __init__(self, broker: Any, number: int, evidence: Path) -> None:
         super().__init__("round", broker, evidence, "nobody", seed=1, number=number, env={}, params={})
@@ -23,6 +24,9 @@ class Round(KilledRuns):
     def play(self, mutant: str = "") -> list[str]:
         if self.number == 3:
             raise Failed("the run ended")
+        if self.number == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
         return [mutant] if mutant else []
 
 
@@ -91,3 +95,14 @@ def test_a_round_that_is_asked_for_is_not_kept(play: Callable[..., list[int]], t
     assert play("--mutant", "lose", rounds=3) == [0, 1]
     assert kept(tmp_path) == [0]
     assert (tmp_path / "rounds" / "1-0-lose" / "round.json").exists()
+
+
+def test_a_round_that_is_interrupted_is_not_kept(
+    play: Callable[..., list[int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(rounds=1)
+    file = tmp_path / "rounds" / "1.jsonl"
+    file.write_text(file.read_text() * 5)
+    assert play(rounds=6) == [*[0] * 5, 1]
+    assert capsys.readouterr().out.count("interrupted") == 1
+    assert len(kept(tmp_path)) == 5
