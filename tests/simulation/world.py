@@ -345,7 +345,8 @@ class World(SimulatedWorld):
             self.seen["cancelled"] += 1
             late = end.manifest.checkpoint > coordinator.leader.cancelled_behind
             demand(not late, "a run that was cancelled takes another checkpoint")
-        stopped_short = rounds or self.oracle.held or (self.stores and self.stores.halts)
+        undrained = self.drains and (coordinator.core.stopping or cancelled)
+        stopped_short = rounds or undrained or self.oracle.held or (self.stores and self.stores.halts)
         self.finished = self.halted or (ends == goal and not stopped_short)
 
     def run(self) -> None:
