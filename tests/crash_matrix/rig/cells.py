@@ -45,7 +45,7 @@ from rows import (
     Streamed,
     TakenOver,
 )
-from running import Fed, Run, assert_updates, await_stopped, exactlyonce, orders
+from running import Fed, Run, assert_updates, await_stopped, orders
 from unreferenced import newest_checkpoint, unreferenced_blocks
 from waiting import until
 
@@ -281,7 +281,8 @@ class Trial:
         run = self.run(armed={**self.armed(way), **({SLOW: "0.005"} if way.slow else {})})
         self.meet(way, run)
         if not way.in_coordinator:
-            run.await_step("restarting")  # a worker that has acknowledged does not stop its checkpoint from committing
+            for _ in range(2):  # a worker that has acknowledged does not keep its checkpoint from committing
+                run.await_step("deployed")
             self.await_output(run)
             self.end(run)
         elif self.cell.action == "stop":
@@ -293,8 +294,9 @@ class Trial:
         """A run ends with a savepoint; the next one meets the failpoint, and the same command begins once more."""
         first = self.run()
         self.await_output(first)
-        command = ("savepoint", self.name, "--stop", "--json")
-        number = json.loads(exactlyonce(self.servers.kafka, *command, folder=HERE))["checkpoint"]
+        taken = self._command("savepoint", self.name, "--stop", "--json")
+        assert taken.returncode == 0, taken.stderr
+        number = json.loads(taken.stdout)["checkpoint"]
         assert first.wait() == 0, first.said
         options = ("--from-savepoint", str(number))
         run = self.run(*options, armed=self.armed(way))
@@ -331,11 +333,15 @@ class Trial:
         assert ended.returncode == 0, ended.stderr
 
     def _backfill(self, armed: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "exactlyonce.cli.main", "backfill", *self._target, "--on", self.cell.mode]
-        command += ["--bootstrap-servers", self.servers.kafka.bootstrap_servers, "--chunk-records", str(CHUNK)]
-        command += ["--parallelism", str(self.cell.parallelism)]
-        command += ["--master", "local[2]"] if self.cell.mode == ON_SPARK else []
-        env = {**os.environ, **self._env, **armed}
+        options = ["--on", self.cell.mode, "--chunk-records", str(CHUNK), "--parallelism", str(self.cell.parallelism)]
+        options += ["--master", "local[2]"] if self.cell.mode == ON_SPARK else []
+        return self._command("backfill", *self._target, *options, env={**self._env, **armed})
+
+    def _command(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """In a process of its own: cells are threads, which share where output goes."""
+        command = [sys.executable, "-m", "exactlyonce.cli.main", *words]
+        command += ["--bootstrap-servers", self.servers.kafka.bootstrap_servers]
+        env = {**os.environ, **(env or {})}
         return subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=LIMIT_S)
 
     def stream(self, way: Streamed) -> None:

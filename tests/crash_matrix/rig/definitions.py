@@ -40,6 +40,7 @@ FUNCTIONS = (orders, assert_updates, assert_once)
 SAME_RIGS: Mapping[str, str] = {
     "1bf11143": "the settings of consumers were in two files, and are in plain_consumer",
     "d66ff3ad": "a run could be ended before it met the loss of a worker, and failed: who passed has met and asked all",
+    "19292091": "a cell could fail by a line of progress within a command's answer, or of a worker within an event",
 }
 """Digests of earlier rigs whose successes count as today's, with the reason: they asked the same of who passed."""
 

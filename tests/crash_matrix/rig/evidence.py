@@ -21,9 +21,15 @@ PRODUCT = ("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "s
 JSON = Path("docs/crash-matrix.json")
 RELEASES_BEHIND_MAX = 1
 
+_ENDED_EARLY = "the rig ended the run by the output of a checkpoint that the stopped worker had acknowledged"
+_PROGRESS = "the rig took its own line of progress for the answer of `exactlyonce savepoint`"
 EXPLAINED: Mapping[tuple[str, str], str] = {
-    ("9/worker-acknowledged/stop/cycle/kafka/2/unaligned", "3e89b816"): (
-        "the rig took a checkpoint that the stopped worker had acknowledged for the output after it, and ended the run"
+    ("9/worker-acknowledged/stop/cycle/kafka/2/unaligned", "3e89b816"): _ENDED_EARLY,
+    ("9/worker-acknowledged/stop/chain/kafka/2/unaligned", "3e89b816"): _ENDED_EARLY,
+    ("53/coordinator-swept/stop/timers/kafka/1/aligned", "3e89b816"): _PROGRESS,
+    ("53/savepoint-written/raise/join/kafka/1/aligned", "3e89b816"): _PROGRESS,
+    ("7/worker-flushed/raise/diamond/postgres/2/unaligned", "3e89b816"): (
+        "the rig waited for an event whose line stood within one of a worker's traceback"
     ),
 }
 """The reason why a failure counts no more, by name and commit: a defect of the rig, shown and fixed, never bad luck."""
