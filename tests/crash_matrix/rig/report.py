@@ -55,19 +55,21 @@ def lines(evidence: Evidence, root: Path) -> Iterator[str]:
 
 
 def verdict_of_the_whole(evidence: Evidence, root: Path) -> str:
-    """`1,800 of 2,086 cells passed as they are defined today: 1,700 on ... The newest outcome is of commit X ...`"""
+    """`1,800 of 2,086 cells have passed as they are defined today: 1,700 on ... The newest outcome is of commit X ...`"""
     passed, _, records = _counts(evidence, CELLS)
     newest = evidence.newest(CELLS)
     if newest is None:
-        return f"{passed} cells passed."
+        return f"{passed} cells have passed."
     verdicts = evidence.verdicts(CELLS).values()
     today = [verdict for verdict in verdicts if verdict.passed]
     before = [verdict for verdict in verdicts if verdict.passed_before]
     version = version_at(root, newest.commit)
+    failed = len(verdicts) - len(today) - len(before)
     return (
-        f"{passed} cells passed as they are defined today{_by_commit(today)}. {len(before):,} others passed as they "
-        f"were defined before{_by_commit(before)}. The newest outcome is of commit `{newest.commit}`, "
-        f"{newest.at[:10]}, version {version}. {records} records verified."
+        f"{passed} cells have passed as they are defined today{_by_commit(today)}. {len(before):,} others have passed "
+        f"as they were defined before{_by_commit(before)}. {failed:,} have failed, and {len(CELLS) - len(verdicts):,} "
+        f"were never run. The newest outcome is of commit `{newest.commit}`, {newest.at[:10]}, version {version}. "
+        f"{records} records verified."
     )
 
 
@@ -75,7 +77,7 @@ def short_lines(evidence: Evidence, root: Path) -> Iterator[str]:
     yield verdict_of_the_whole(evidence, root)
     for subject, rows in SUBJECTS.items():
         passed, before, _ = _counts(evidence, [cell.name for cell in cells() if cell.row in rows])
-        yield f"- {subject}: {passed} cells passed, {before} others as they were defined before"
+        yield f"- {subject}: {passed} as they are defined today, {before} as they were defined before"
 
 
 def _by_commit(verdicts: Iterable[Verdict]) -> str:
@@ -103,7 +105,7 @@ def _mark(evidence: Evidence, test: str) -> str:
     if verdict is None:
         return " (not run)"
     if verdict.passed_before:
-        return " (not run by today's rule)"
+        return " (by an earlier rule)"
     return "" if verdict.passed else f" (**{verdict.text}**)"
 
 
