@@ -12,6 +12,7 @@ is back (librdkafka #5153, of 2.16 too): so a reader whom silence lasts too long
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,8 +30,9 @@ from exactlyonce.pipeline.errors import Halt, TopicError
 
 INTERVAL_MS = 5_000
 SILENT_AFTER_S = 30.0
-"""The time from the first sign of silence until a partition is reported. A leader is silent if it is unknown or not
-connected, or has sent nothing for as long while the client fetches, or if the client does not fetch there."""
+"""The time from the first sign of silence until a partition is reported. It is silent if it has no known leader, or is
+not fetched, or if the broker that it is fetched from, which may be a follower, is not connected, or has sent nothing
+for as long while the client asks."""
 REPLACED_AFTER_S = 60.0
 """After so much silence a consumer is replaced, and again after as much: where brokers are away, it does no harm."""
 
@@ -87,12 +89,12 @@ class Silence:
 
     @property
     def missed(self) -> Collection[Place]:
-        """The partitions whose leader shows any sign of silence, as of the last statistics."""
+        """The partitions that show any sign of silence, as of the last statistics."""
         return self._missed_since_s.keys()
 
     @property
     def partitions(self) -> dict[Place, float]:
-        """The partitions with a silent leader, and for how many seconds, as of the last statistics."""
+        """The silent partitions, and for how many seconds, as of the last statistics."""
         silent = {place: self._heard_s - since_s for place, since_s in self._missed_since_s.items()}
         return {place: silent_s for place, silent_s in silent.items() if silent_s >= SILENT_AFTER_S}
 
@@ -121,21 +123,19 @@ class Silence:
     def _is_missed(partition: _Partition | None, brokers: dict[int, _Broker], asks: bool) -> bool:
         if partition is None or partition.leader == _NO_BROKER:
             return True
-        leader = brokers.get(partition.leader)
-        if leader is None or leader.state != "UP":
+        broker = brokers.get(partition.broker)
+        if broker is None or broker.state != "UP" or partition.fetch_state != _FETCHES:
             return True
-        if partition.broker == _NO_BROKER or partition.fetch_state != _FETCHES:
-            return True
-        return asks and not 0 <= leader.rxidle < SILENT_AFTER_S * 1_000_000
+        return asks and not 0 <= broker.rxidle < SILENT_AFTER_S * 1_000_000
 
 
 _partition = cast("Callable[[Message], int]", Message.partition)
 offset_of = cast("Callable[[Message], int]", Message.offset)
 """A consumed message always has both."""
 
-FETCHED_BYTES_MAX = 64 << 20
-"""What is fetched and not yet returned, where a batch is divided among partitions: those that have some are paused then
-until those that have none have come."""
+FETCHED_BYTES_MAX, LITTLE_BYTES = 64 << 20, 1 << 20
+"""What is fetched and not yet returned, where a batch is divided among partitions: with so much, those that have more
+than a little are paused until they have less."""
 MESSAGE_BYTES = 300
 """About what a message takes beside its value."""
 LOOK_RECORDS, LOOKS_MAX = 2_000, 5
@@ -180,7 +180,8 @@ class FetchBuffer:
     def __init__(self) -> None:
         self.messages: dict[int, list[Message]] = {}
         """By partition, of those that have any; to be read only."""
-        self._bytes = 0
+        self._bytes = Counter[int]()
+        """By partition."""
         self.paused = set[int]()
         """The partitions of which nothing is fetched now: enough is."""
 
@@ -192,40 +193,50 @@ class FetchBuffer:
     @property
     def has_enough(self) -> bool:
         """Whether no more needs to be fetched, unless a partition has none."""
-        return self._bytes >= FETCHED_BYTES_MAX or sum(map(len, self.messages.values())) >= 2 * LOOK_RECORDS
+        return self._is_full or sum(map(len, self.messages.values())) >= 2 * LOOK_RECORDS
+
+    @property
+    def _is_full(self) -> bool:
+        return self._bytes.total() >= FETCHED_BYTES_MAX
 
     def add(self, messages: Sequence[Message], runs: Iterable[tuple[int, int]]) -> None:
         """Keep *messages*, whose (split, count) are *runs*."""
         end = 0
         for split, count in runs:
             end += count
-            self.messages.setdefault(split, []).extend(messages[end - count : end])
-        self._bytes += _size_of(messages)
+            more = messages[end - count : end]
+            self.messages.setdefault(split, []).extend(more)
+            self._bytes[split] += _size_of(more)
 
     def take(self, runs: Iterable[tuple[int, int]]) -> list[Message]:
         """Take out the first messages of each split, as many as *runs* say."""
         taken: list[Message] = []
         for split, count in runs:
             messages = self.messages[split]
-            taken += messages[:count]
+            first = messages[:count]
+            self._bytes[split] -= _size_of(first)
+            taken += first
             del messages[:count]
             if not messages:
                 del self.messages[split]
-        self._bytes -= _size_of(taken)
         return taken
 
     def pause(self) -> set[int]:
-        """The partitions to pause: those that have some, if that is much. The client forgets what more it had fetched
-        of them."""
-        more = self.messages.keys() - self.paused if self._bytes >= FETCHED_BYTES_MAX else set[int]()
+        """The partitions to pause: those that have more than a little, if all have much. The client forgets what more
+        it had fetched of them."""
+        more = self._with_more_than_little - self.paused if self._is_full else set[int]()
         self.paused |= more
         return more
 
     def resume(self) -> set[int]:
         """The partitions to resume: paused ones of which little is left."""
-        few = {split for split in self.paused if len(self.messages.get(split, ())) < LOOK_RECORDS}
+        few = self.paused - self._with_more_than_little
         self.paused -= few
         return few
+
+    @property
+    def _with_more_than_little(self) -> set[int]:
+        return {split for split, size in self._bytes.items() if size >= LITTLE_BYTES}
 
 
 @dataclass
@@ -523,13 +534,13 @@ class KafkaReader:
 
     @property
     def waiting(self) -> str:
-        """The silent leaders, and for how long; empty if there are none."""
+        """The silent partitions, and for how long; empty if there are none."""
         silent = self._silence.partitions
         if not silent:
             return ""
         where = ", ".join(f"{self.name_of(topic)}[{partition}]" for topic, partition in sorted(silent))
         return (
-            f"source {self.source!r} has waited {max(silent.values()):.0f} s for an answer from the leader of {where}, "
+            f"source {self.source!r} has waited {max(silent.values()):.0f} s for an answer from the broker of {where}, "
             f"and goes on trying"
         )
 

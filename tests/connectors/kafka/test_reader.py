@@ -95,6 +95,7 @@ def test_partitions_that_are_far_ahead_are_paused(kafka: Any, topic_name: str, m
     """Much is fetched of some partitions, while one that has nothing yet is expected; then they go on, each record
     once and in order."""
     monkeypatch.setattr(reader_module, "FETCHED_BYTES_MAX", 200_000)
+    monkeypatch.setattr(reader_module, "LITTLE_BYTES", 20_000)
     topic, count, splits = kafka.create_topic(topic_name, 4), 5_000, range(4)
     for split in splits:
         kafka.produce(topic, [b"%d" % number for number in range(count)], partition=split)
@@ -123,19 +124,29 @@ def test_partitions_that_are_far_ahead_are_paused(kafka: Any, topic_name: str, m
     assert paused
 
 
-def test_a_partition_of_which_much_is_fetched_is_paused_until_little_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "FETCHED_BYTES_MAX", 1_000_000)
-    buffer = FetchBuffer()
-    buffer.add([Message(topic="t", partition=0, offset=number, value=b"a") for number in range(3_000)], [(0, 3_000)])
-    assert (buffer.counts, buffer.has_enough, buffer.pause()) == ({0: 3_000}, False, set())
-    buffer.add([Message(topic="t", partition=1, offset=number, value=b"b") for number in range(2_000)], [(1, 2_000)])
-    assert buffer.has_enough
-    assert (buffer.pause(), buffer.pause(), buffer.resume()) == ({0, 1}, set(), set())
-    taken = buffer.take([(1, 1), (0, 1_001)])
-    assert [message.offset() for message in taken] == [0, *range(1_001)]
-    assert (buffer.resume(), buffer.resume()) == ({0, 1}, set())
-    buffer.take([(0, 1_999), (1, 1_999)])
-    assert (buffer.counts, buffer.has_enough) == ({}, False)
+def test_partitions_of_which_much_is_fetched_are_paused_until_little_is_left() -> None:
+    """Of small records thousands are little, of large ones few are; what is full stays so until records are taken."""
+
+    def messages(split: int, count: int, size: int) -> list[Message]:
+        return [Message(topic="t", partition=split, offset=number, value=b"a" * size) for number in range(count)]
+
+    for size, count, little in ((1, 80_000, 3_000), (100_000, 240, 9)):
+        buffer = FetchBuffer()
+        for split in range(2):
+            buffer.add(messages(split, count, size), [(split, count)])
+        buffer.add(messages(2, little, size), [(2, little)])
+        assert (buffer.pause(), buffer.resume(), buffer.has_enough) == (set(), set(), count > 2_000)
+        for split in range(3, 5):
+            buffer.add(messages(split, count, size), [(split, count)])
+        assert buffer.has_enough
+        assert (buffer.pause(), buffer.pause(), buffer.resume()) == ({0, 1, 3, 4}, set(), set())
+        taken = buffer.take([(1, 1), (0, count - little)])
+        assert [message.offset() for message in taken] == [0, *range(count - little)]
+        assert (buffer.resume(), buffer.resume(), buffer.pause()) == ({0}, set(), set())
+        buffer.take([(split, buffer.counts[split]) for split in range(1, 5)])
+        assert (buffer.counts, buffer.resume()) == ({0: little}, {1, 3, 4})
+        buffer.take([(0, little)])
+        assert (buffer.counts, buffer.has_enough, buffer.pause()) == ({}, False, set())
 
 
 def test_what_is_behind_thousands_of_others_is_found() -> None:

@@ -28,14 +28,17 @@ from exactlyonce.testing.cluster import OwnCluster
 
 def statistics(
     leader: int = 1, state: str = "UP", idle_s: float = 0.1, queued: int = 0, partitions: tuple[str, ...] = ("0", "-1"),
-    broker_id: int = 1, fetch_state: str = "active",
+    broker_id: int = 1, fetch_state: str = "active", follower_idle_s: float | None = None,
 ) -> str:  # fmt: skip
-    """The relevant part of what librdkafka tells; -1 is its own name for what has no partition yet."""
+    """The relevant part of what librdkafka tells; -1 is its own name for what has no partition yet. Broker 2 is a
+    follower, from which something came *follower_idle_s* ago; None: it is not known."""
     told = {
         "leader": leader, "broker": broker_id, "fetch_state": fetch_state, "fetchq_cnt": queued, "desired": True,
     }  # fmt: skip
     broker = {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)}
     brokers = {"a:1/1": broker, "a:1/bootstrap": {"nodeid": -1, "state": "INIT"}}
+    if follower_idle_s is not None:
+        brokers["a:2/2"] = {"nodeid": 2, "state": "UP", "rxidle": int(follower_idle_s * 1e6)}
     return json.dumps({"brokers": brokers, "topics": {"orders": {"partitions": dict.fromkeys(partitions, told)}}})
 
 
@@ -47,11 +50,14 @@ def statistics(
         (statistics(idle_s=SILENT_AFTER_S + 1, queued=5), False),  # it has enough, and does not ask
         (statistics(idle_s=-1), True),
         (statistics(leader=-1), True),
-        (statistics(leader=2), True),
         (statistics(state="TRY_CONNECT", queued=5), True),
         (statistics(partitions=("1",)), True),
         (statistics(broker_id=-1), True),
-        (statistics(broker_id=2), False),  # a follower, in the same rack
+        (statistics(broker_id=2), True),
+        (statistics(broker_id=2, follower_idle_s=0.1), False),  # a follower, in the same rack
+        (statistics(idle_s=SILENT_AFTER_S + 1, broker_id=2, follower_idle_s=0.1), False),
+        (statistics(state="TRY_CONNECT", broker_id=2, follower_idle_s=0.1), False),
+        (statistics(broker_id=2, follower_idle_s=SILENT_AFTER_S + 1), True),
         (statistics(fetch_state="validate-epoch-wait"), True),
         (json.dumps({"brokers": {}, "topics": {}}), True),
     ],
