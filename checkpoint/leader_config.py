@@ -78,7 +78,7 @@ class LeaderConfig:
             return
         number = str(newest.checkpoint) if newest.is_savepoint else "N"
         taken = "" if newest.is_savepoint else (
-            f" take a savepoint N, by `exactlyonce savepoint {self.pipeline} --stop` while it runs as it did;"
+            f" take a savepoint N, by `exactlyonce savepoint {self.pipeline} --stop` while it runs as it did, then"
         )  # fmt: skip
         raise ConfigError(
             f"The checkpoints of {self.pipeline} are kept in {described(newest.storage)}, and this run was told to "

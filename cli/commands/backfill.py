@@ -75,8 +75,8 @@ def add_arguments(parser: Parser) -> None:
         "--chunk-records",
         metavar="N",
         type=int,
-        help="the most records that one checkpoint reads (default: a million for each unit, 5 million at least, as far "
-        "as half of the free room for staging takes them)",
+        help="about how many records one checkpoint reads at most (default: a million for each unit, 5 million at "
+        "least, as far as half of the free room for staging takes them)",
     )
     add_spark(parser)
     dropped = declared(RunOptions)["allow_dropped_fields"]

@@ -173,6 +173,8 @@ class _Starting:
     def require_time(self, error: ExactlyOnceError, report: Report) -> None:
         """Raise *error*, for which an incarnation could not begin, if another one would come too late."""
         if SystemClock().monotonic_ms() + START_PAUSE_MS >= self._end_ms:
+            if isinstance(error, StoreUnavailable):
+                raise StoreUnavailable(f"{error.what} Nothing is lost: run it again once it is there.") from error
             raise error
         if not self._has_noted:
             self._has_noted = True

@@ -12,11 +12,13 @@ from running import Job, no_decision_counts, stop
 
 from exactlyonce.connectors.kafka.client import can_reach
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.refusals import unreachable
 from exactlyonce.engines import processes
 from exactlyonce.engines.local import run as module
-from exactlyonce.engines.local.run import Stopper, _is_stopped_within
+from exactlyonce.engines.local.reporting import Report
+from exactlyonce.engines.local.run import Stopper, _is_stopped_within, _Starting
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable
+from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, StoreUnavailable
 
 API_VERSIONS, FETCH = 18, 1
 
@@ -80,6 +82,14 @@ def test_a_start_gives_up_at_its_timeout_and_a_stop_ends_its_wait(job_of: Callab
     waiting.process.terminate()
     assert waiting.wait() == 9
     assert "Stopped, as asked for, before anything ran. Nothing is lost." in waiting.said
+
+
+def test_a_start_that_gives_up_on_a_store_asks_for_another_run() -> None:
+    options = RunOptions(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), broker_timeout_ms=0)
+    with pytest.raises(StoreUnavailable) as raised:
+        _Starting(options).require_time(unreachable("PostgreSQL", "refused"), Report("p", [], str))
+    said = "PostgreSQL cannot be reached: refused. Start it, or correct its address. "
+    assert str(raised.value) == said + "Nothing is lost: run it again once it is there."
 
 
 def test_the_pause_before_an_incarnation_ends_once_a_broker_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
