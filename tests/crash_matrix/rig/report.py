@@ -55,7 +55,7 @@ def lines(evidence: Evidence, root: Path) -> Iterator[str]:
 
 
 def verdict_of_the_whole(evidence: Evidence, root: Path) -> str:
-    """`1,800 of 2,086 cells have passed as they are defined today: 1,700 on ... The newest outcome is of commit X ...`"""
+    """`1,800 of 2,086 cells have passed as they are defined today: 1,700 on ... The newest outcome is of commit X`."""
     passed, _, records = _counts(evidence, CELLS)
     newest = evidence.newest(CELLS)
     if newest is None:
