@@ -27,7 +27,8 @@ NAMES = (
     *("flink-connector-base", "flink-connector-files", "flink-json"),
 )
 ARTIFACTS = [*(f"org.apache.flink:{name}:{VERSION}" for name in NAMES), "org.slf4j:slf4j-nop:1.7.36"]
-EVENTS = int(os.environ.get("NEXMARK_EVENTS", "20000"))
+EVENTS, RUN_EVENTS = int(os.environ.get("NEXMARK_EVENTS", "20000")), 100_000
+"""How many in all, and how many a run reads at most: it takes a few minutes for them."""
 OPENED = [
     argument
     for package in ("lang", "util", "lang.invoke", "nio", "time", "net", "math", "util.concurrent.atomic")
@@ -165,9 +166,11 @@ def house(job_of: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> House:
 def test_queries_of_nexmark(house: House, tmp_path: Path) -> None:
     house.feed_side()
     house.job.finish_here()
-    house.feed(EVENTS)
-    # Each checkpoint has a transaction of each of 42 writers: those of tests, every 200 ms, would take all of the time.
-    house.job.finish("--parallelism", "2", "--drain", "--checkpoint-interval", "10s", env=FOUND)
+    while house.fed < EVENTS:
+        house.feed(min(RUN_EVENTS, EVENTS - house.fed))
+        drain = ["--drain"] if house.fed == EVENTS else []
+        # Each checkpoint has 42 transactions: those of tests, every 200 ms, would take all of the time.
+        house.job.finish("--parallelism", "2", *drain, "--checkpoint-interval", "10s", env=FOUND)
     assert_each_once(house.values)
     theirs, differ = by_flink(house, tmp_path), []
     for query in QUERIES:
