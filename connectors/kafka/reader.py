@@ -267,7 +267,7 @@ class KafkaReader:
 
     def __post_init__(self) -> None:
         self.place = self.place or self.topic
-        self._silence = Silence(lambda: map(self.place_of, self.offsets))
+        self._silence = Silence(lambda: map(self.place_of, self.offsets.keys() - self._buffer.paused))
         self._at_end = set[int]()
         """The partitions whose end the client has met, and of which it has fetched nothing since."""
         self._met: dict[int, int] = {}

@@ -74,6 +74,17 @@ def test_what_statistics_show(told: str, silent: bool) -> None:
     assert silence.partitions == {}
 
 
+def test_a_partition_that_is_paused_is_not_missed() -> None:
+    """Its broker is not asked, and says nothing, for as long as another partition's records are waited for."""
+    reader = KafkaReader("in", "orders", {0: 0, 1: 0}, {}, {}, topic_id="", divide=some_of_each)
+    silent = statistics(idle_s=SILENT_AFTER_S + 1, partitions=("0", "1"))
+    reader._silence.hear(silent)
+    assert reader._silence.missed == {("orders", 0), ("orders", 1)}
+    reader._buffer.paused.add(0)
+    reader._silence.hear(silent)
+    assert reader._silence.missed == {("orders", 1)}
+
+
 def test_silence_that_lasts() -> None:
     now_s = 100.0
     silence = Silence(lambda: [("orders", 0)], lambda: now_s)
