@@ -55,24 +55,28 @@ def play_rounds(
     commit = product_commit(ROOT)
     lines = file.read_text().splitlines() if is_kept and file.exists() and not commit.endswith("-dirty") else []
     results = [result for result in map(json.loads, lines) if result.get("commit") == commit]
+
+    def play_on() -> None:
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{folder.name.lstrip('.')}-") as scratch,
+            no_process_left(),
+            open_servers(Path(scratch)) as servers,
+        ):
+            while not is_enough(results):
+                number = len(results) if options.only is None else options.only
+                evidence = folder / "-".join(filter(None, (str(options.seed), str(number), variant)))
+                results.append({"commit": commit, **begin_round(servers, number, evidence).played(options.mutant)})
+                if is_kept:
+                    with file.open("a") as kept:
+                        kept.write(json.dumps(results[-1]) + "\n")
+                print(json.dumps({**results[-1], "schedule": len(results[-1]["schedule"])}), flush=True)
+                if not is_kept or results[-1]["wrong"]:
+                    break
+
     was_interrupted = False
     try:
         if not is_enough(results):
-            with (
-                tempfile.TemporaryDirectory(prefix=f"{folder.name.lstrip('.')}-") as scratch,
-                no_process_left(),
-                open_servers(Path(scratch)) as servers,
-            ):
-                while not is_enough(results):
-                    number = len(results) if options.only is None else options.only
-                    evidence = folder / "-".join(filter(None, (str(options.seed), str(number), variant)))
-                    results.append({"commit": commit, **begin_round(servers, number, evidence).played(options.mutant)})
-                    if is_kept:
-                        with file.open("a") as kept:
-                            kept.write(json.dumps(results[-1]) + "\n")
-                    print(json.dumps({**results[-1], "schedule": len(results[-1]["schedule"])}), flush=True)
-                    if not is_kept or results[-1]["wrong"]:
-                        break
+            play_on()
     except KeyboardInterrupt:
         was_interrupted = True
         print("interrupted: the round is not kept, and the same command goes on with it", flush=True)

@@ -339,13 +339,13 @@ class World(SimulatedWorld):
         demand(not made_anew, "an input topic that was made anew is read on")
         rounds = bool(end.manifest.channel_logs)
         cancelled = coordinator.leader.cancelled_behind is not None
-        may = coordinator.core.stopping or cancelled or coordinator.reads_more
-        demand(may or not rounds, "a bounded run ends while records go round")
+        ended_early = coordinator.core.stopping or cancelled
+        demand(ended_early or coordinator.reads_more or not rounds, "a bounded run ends while records go round")
         if coordinator.leader.cancelled_behind is not None:
             self.seen["cancelled"] += 1
             late = end.manifest.checkpoint > coordinator.leader.cancelled_behind
             demand(not late, "a run that was cancelled takes another checkpoint")
-        undrained = self.drains and (coordinator.core.stopping or cancelled)
+        undrained = self.drains and ended_early
         stopped_short = rounds or undrained or self.oracle.held or (self.stores and self.stores.halts)
         self.finished = self.halted or (ends == goal and not stopped_short)
 
